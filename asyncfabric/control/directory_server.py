@@ -171,12 +171,12 @@ class _Watcher:
         self._peer = peer
         self._epoch: int | None = None
         self._snapshot_due = False
-        self._words: dict[type, News] = {}  # the last of each kind: more would be news of yesterday
+        self._news: dict[type, News] = {}  # the last of each kind: more would be news of yesterday
         self._woken = anyio.Event()
         self._scope = anyio.CancelScope()
 
-    def put(self, word: News) -> None:
-        self._words[type(word)] = word
+    def put(self, news: News) -> None:
+        self._news[type(news)] = news
         self.wake()
 
     def watch(self, epoch: int) -> None:
@@ -197,19 +197,19 @@ class _Watcher:
     async def run(self) -> None:
         with self._scope:
             while True:
-                for word in self._due():
+                for news in self._due():
                     try:
-                        await self._directory._link.send(self._peer, FROM_DIRECTORY, encode(word))
+                        await self._directory._link.send(self._peer, FROM_DIRECTORY, encode(news))
                     except (PeerError, ClosedError):
                         return  # its session ends, and with it this watcher
                     except ValueError as error:  # a directory larger than this peer takes
-                        log.error("directory: %s does not get its %s: %s", self._peer, type(word).__name__, error)
+                        log.error("directory: %s does not get its %s: %s", self._peer, type(news).__name__, error)
                 await self._woken.wait()
                 self._woken = anyio.Event()
 
     def _due(self) -> list[News]:
         table = self._directory.table
-        words, self._words = self._words, {}
+        news, self._news = self._news, {}
         due: list[News] = []
         if self._epoch is not None:
             changes = None if self._snapshot_due else table.since(self._epoch)
@@ -219,7 +219,7 @@ class _Watcher:
                 due.append(Changes(tuple(changes)))
             self._epoch, self._snapshot_due = table.epoch, False
         # After the changes: settling before the last registration is reported would lose that node for a moment.
-        return due + list(words.values())
+        return due + list(news.values())
 
 
 @asynccontextmanager

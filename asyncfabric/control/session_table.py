@@ -165,7 +165,7 @@ class SessionTable(Handshake):
     def _on_session_frame(self, event: Received, envelope: Envelope) -> None:
         session = self.sessions.get(event.path)
         if session is None or session.nonce != envelope.session:
-            # No answer to a last word: two processes that end at the same time would teach each other for nothing.
+            # No answer to a last message: two processes that end at the same time would teach each other for nothing.
             if not isinstance(envelope.message, Goodbye | Drained):
                 reason = "retired" if self.names.is_retired(envelope.sender) else "unknown_session"
                 self._refuse(event.path, envelope.session, reason, f"from {envelope.sender}")

@@ -35,7 +35,7 @@ log: logging.Logger = logging.getLogger("asyncfabric.control")
 zmq: Any = _zmq  # its stubs name nothing that they gather by star
 MAX_PARTS = 8  # parts of one message that are kept; one more than any good message has would do
 MAX_WAITING = 4096  # control frames that wait for room on a path before its peer counts as stuck
-LINGER_MS = 100  # how long last words may take to leave
+LINGER_MS = 100  # how long last messages may take to leave
 END_S = 5.0  # and ZeroMQ to end then
 _MONITORED = (
     zmq.EVENT_CONNECT_RETRIED
@@ -285,7 +285,7 @@ class ZmqWire:
             tap.pump.close()
 
     async def aclose(self) -> None:
-        """End ZeroMQ once the pumps have ended; last words have LINGER_MS to leave.
+        """End ZeroMQ once the pumps have ended; last messages have LINGER_MS to leave.
 
         What does not end within END_S is left behind with its thread, and that is logged.
 

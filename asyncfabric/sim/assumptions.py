@@ -25,7 +25,7 @@ class Assumptions(msgspec.Struct, frozen=True, kw_only=True):
         skew_s: trainers begin spread evenly over this time, because steps do not end at the same moment.
         verify_gbytes_per_s: a receiver reads what has arrived to check it, while the rest arrives; the last unit of
             each sender is checked after the last byte.
-        commit_s: announcing, collecting the word of every rank, deciding. Some 400 small messages at 20 us.
+        commit_s: announcing, collecting the answer of every rank, deciding. Some 400 small messages at 20 us.
         step_s: resolution of the simulation; every result is rounded up to it.
     """
 

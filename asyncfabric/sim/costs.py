@@ -22,13 +22,13 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         box_s_per_gb: of a sender's engine, for a byte that it puts in order and hashes while it writes it.
         cast_s_per_gb, fp8_s_per_gb: for a byte written that was cast, or quantised in blocks.
         unit_ms: of a trainer's event loop, for each unit of boxes.
-        message_ms, report_ms: of the sender's and of the receiver's event loop, for a word about what was written.
+        message_ms, report_ms: of the sender's and of the receiver's event loop, for a message about what was written.
         opened_ms: of a receiver's event loop, for each of its senders: it sends it the key before anything is written.
         row_us: of the threads that hash at a receiver, for each row: what it takes beside its bytes.
         process_ms: of each trainer and receiver, for taking part in an update at all.
         shared_ms: of each trainer that shares a process with others, instead; only calibrations have such.
-        begin_word_ms: of the coordinator, for each word until everybody may write; it sends many at once, on one core.
-        end_word_ms: of the coordinator, for each word besides those.
+        begin_message_ms: of the coordinator, for each message until everybody may write; many at once, on one core.
+        end_message_ms: of the coordinator, for each message besides those.
         update_ms: of the coordinator, for an update, however many take part: its log, its thread, its report.
     """
 
@@ -47,8 +47,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     row_us: float
     process_ms: float
     shared_ms: float
-    begin_word_ms: float
-    end_word_ms: float
+    begin_message_ms: float
+    end_message_ms: float
     update_ms: float
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncfabric.sim.costs import COSTS, HostCosts
-from asyncfabric.sim.words import forwarded_words, words_of, words_of_coordinator
+from asyncfabric.sim.message_counts import forwarded_messages, messages_of, messages_of_coordinator
 from asyncfabric.sim.workload import Floats, Workload
 from asyncfabric.weights.plan.batch import all_sent
 from asyncfabric.weights.plan.boxes import Ints
@@ -124,22 +124,22 @@ def labour_of(plan: Plan, work: Workload, sent: SentRuns | None = None, *, share
     put("trainer work", "cast_s_per_gb", GB, per_trainer["cast"])
     put("trainer work", "fp8_s_per_gb", GB, per_trainer["fp8"])
     put("trainer loop", "unit_ms", MS, (np.diff(work.brought, axis=1, prepend=0.0) > 0).sum(axis=1))
-    words_sent, received = words_of(work)
+    messages_sent, received = messages_of(work)
     senders, rows = _senders_and_rows(plan)
-    put("trainer loop", "message_ms", MS, words_sent)
+    put("trainer loop", "message_ms", MS, messages_sent)
     put("trainer loop", "shared_ms" if shared else "process_ms", MS, 1.0)
     put("receiver engine", "receive_s_per_gb", GB, work.fed)
     put("receiver engine", "write_s_per_gb", GB, work.forwards)
     put("receiver work", "checksum_s_per_gb", GB, work.fed + work.gets)
-    passed_on, received_on = forwarded_words(plan, work)
+    passed_on, received_on = forwarded_messages(plan, work)
     put("receiver loop", "message_ms", MS, passed_on)
     put("receiver loop", "report_ms", MS, received + received_on)
     put("receiver loop", "opened_ms", MS, senders)
     put("receiver work", "row_us", US, rows)
     put("receiver loop", "process_ms", MS, 1.0)
-    begins, ends = words_of_coordinator(plan)
-    put("coordinator begins", "begin_word_ms", MS, float(begins))
-    put("coordinator", "end_word_ms", MS, float(ends))
+    begins, ends = messages_of_coordinator(plan)
+    put("coordinator begins", "begin_message_ms", MS, float(begins))
+    put("coordinator", "end_message_ms", MS, float(ends))
     put("coordinator", "update_ms", MS, 1.0)
     return Labour(counts)
 

@@ -57,7 +57,7 @@ class Processor:
         rank = np.arange(trainers + receivers)
         machine = rank // hosts.ranks if hosts.ranks else rank * 0
         begins_s = float(labour.seconds("coordinator begins", hosts.costs).sum())
-        verified_s = (receivers * hosts.costs.end_word_ms + hosts.costs.update_ms) * 1e-3  # all at once at worst
+        verified_s = (receivers * hosts.costs.end_message_ms + hosts.costs.update_ms) * 1e-3  # all at once at worst
         self.coordinator_s: float = (begins_s + verified_s) / min(1.0, hosts.cores)
         left = self._still_to_open(hosts, int(np.bincount(machine).max()))
 
@@ -70,7 +70,7 @@ class Processor:
         self.post: Floats = loop("trainer loop", work.written)
         self.receive: Floats = rate("receiver engine", work.fed)
         opened_s = labour.counts["receiver loop"][:, COSTS.index("opened_ms")] * hosts.costs.opened_ms
-        report_s = trainers * hosts.costs.begin_word_ms * 1e-3  # trainers learn who takes part behind all receivers
+        report_s = trainers * hosts.costs.begin_message_ms * 1e-3  # trainers learn who takes part behind all receivers
         self.open_s: float = max(0.0, float(opened_s.max(initial=0.0)) - report_s) / min(1.0, hosts.cores)
         self.reported: Floats = loop("receiver loop", work.fed + work.gets, opened_s)
         self.verify: Floats = rate("receiver work", work.fed + work.gets)

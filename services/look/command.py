@@ -33,7 +33,7 @@ def peers() -> None:
 @places_options
 @_json
 def list_peers(places: Places, as_json: bool) -> int:
-    """List whom each node speaks with: by its fabric (bytes) and by its control plane (words)."""
+    """List whom each node speaks with: by its fabric (bytes) and by its control plane (messages)."""
     return _show(places, "peers", as_json, PEERS, "no node has a peer")
 
 

@@ -33,7 +33,7 @@ from asyncfabric_services.quantities import SizeType
 SCRATCH_BYTES = 320 << 20
 
 CROWD_UNIT_BYTES = 64 << 10
-"""Of trainers who share a process: what matters is how many words they send."""
+"""Of trainers who share a process: what matters is how many messages they send."""
 
 CROWD_THREADS: tuple[Thread, ...] = (
     "trainer loop",
@@ -81,7 +81,7 @@ HOLD = (
 class MeasuredShape:
     """One update: trainers, receivers of one replica, bytes of the model, form, rows of a matrix.
 
-    `together` trainers share a process and send many words: what these cost receivers and the coordinator is seen.
+    `together` trainers share a process and send many messages: what these cost receivers and the coordinator is seen.
     """
 
     trainers: int

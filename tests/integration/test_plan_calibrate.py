@@ -50,8 +50,8 @@ def test_updates_are_measured_fitted_and_the_file_is_used(tmp_path: Path) -> Non
         assert each["measured_s"] > 0 and each["predicted_s"] > 0 and each["cores"] > 0
     costs = reported["costs"]
     assert all(value >= 0 for value in costs.values()) and reported["op_us"] is None
-    begin_ms = [words * costs["begin_word_ms"] for words in (2 * 1 + 3 * 1, 2 * 4 + 3 * 4)]
-    assert 0 < begin_ms[0] < begin_ms[1] and costs["update_ms"] + costs["end_word_ms"] > 0
+    begin_ms = [messages * costs["begin_message_ms"] for messages in (2 * 1 + 3 * 1, 2 * 4 + 3 * 4)]
+    assert 0 < begin_ms[0] < begin_ms[1] and costs["update_ms"] + costs["end_message_ms"] > 0
     assert costs["fp8_s_per_gb"] == 0 and reported["standard_errors"]["fp8_s_per_gb"] is None
 
     plain, used = (

@@ -46,8 +46,8 @@ KNOWN = {
     "row_us": 9.0,
     "process_ms": 3.0,
     "shared_ms": 2.0,
-    "begin_word_ms": 0.4,
-    "end_word_ms": 0.3,
+    "begin_message_ms": 0.4,
+    "end_message_ms": 0.3,
     "update_ms": 3.0,
 }
 
@@ -91,7 +91,7 @@ def test_the_simulations_own_runs_are_predicted() -> None:
 def test_noise_is_reported() -> None:
     known = HostCosts(**KNOWN)
     quiet, loud = fit_costs(made(known, noise=0.01)), fit_costs(made(known, noise=0.2))
-    for name in ("write_s_per_gb", "checksum_s_per_gb", "fp8_s_per_gb", "begin_word_ms"):
+    for name in ("write_s_per_gb", "checksum_s_per_gb", "fp8_s_per_gb", "begin_message_ms"):
         small, large = quiet.standard_errors[name], loud.standard_errors[name]
         assert small is not None and large is not None and 0 < small < large
     near = [

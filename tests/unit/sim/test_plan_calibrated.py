@@ -77,13 +77,13 @@ def test_event_loops_cost_time_beside_devices_and_bytes_do_not(tmp_path: Path) -
     begins, ends = (
         4 * 2 + 4 * 4,
         4,
-    )  # four trainers, four receivers that forward; of the words besides, those that all wait for
-    for name, words in (("begin_word_ms", begins), ("end_word_ms", ends)):
-        wanted = pytest.approx(free + words * 0.05, abs=0.01)
+    )  # four trainers, four receivers that forward; of the messages besides, those that all wait for
+    for name, messages in (("begin_message_ms", begins), ("end_message_ms", ends)):
+        wanted = pytest.approx(free + messages * 0.05, abs=0.01)
         assert seconds("--calibration", str(file_of(tmp_path, **{name: 50.0}))) == wanted
     opened = seconds("--calibration", str(file_of(tmp_path, opened_ms=100.0))) - free
     assert opened > 0.2, "a receiver sends each of its senders the key"
-    both = seconds("--calibration", str(file_of(tmp_path, opened_ms=100.0, begin_word_ms=50.0)))
+    both = seconds("--calibration", str(file_of(tmp_path, opened_ms=100.0, begin_message_ms=50.0)))
     assert both == pytest.approx(free + begins * 0.05 + opened - 4 * 0.05, abs=0.01), (
         "while trainers learn who takes part"
     )

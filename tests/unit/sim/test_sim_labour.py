@@ -56,8 +56,8 @@ def test_units_and_messages() -> None:
     assert counted("message_ms", "trainer loop", unit_bytes=1 << 14) == pytest.approx(6e-3)
     assert counted("report_ms", "receiver loop", unit_bytes=1 << 14) == pytest.approx(6e-3)
     assert counted("process_ms", "trainer loop") == counted("process_ms", "receiver loop") == pytest.approx(2e-3)
-    assert counted("begin_word_ms", "coordinator begins", replicas=2) == pytest.approx((2 * 2 + 4 * 3) / 1e3)
-    assert counted("end_word_ms", "coordinator", replicas=2) == pytest.approx((2 * 3 + 4 * 2) / 1e3)
+    assert counted("begin_message_ms", "coordinator begins", replicas=2) == pytest.approx((2 * 2 + 4 * 3) / 1e3)
+    assert counted("end_message_ms", "coordinator", replicas=2) == pytest.approx((2 * 3 + 4 * 2) / 1e3)
     assert counted("update_ms", "coordinator", replicas=2) == pytest.approx(1e-3)
 
 

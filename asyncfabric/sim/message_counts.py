@@ -1,4 +1,4 @@
-"""How many words senders send to receivers of what they have written: the rule of `Share`, for all pairs. Pure."""
+"""How many messages senders send to receivers of what they have written: the rule of `Share`, for all pairs. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from asyncfabric.weights.plan.batch import LEAST_PART, SHARES, begin_of
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.plan import Plan
 
-LAST_WORDS = int(np.log2(LEAST_PART)) + 1
+LAST_MESSAGES = int(np.log2(LEAST_PART)) + 1
 """Of each pair, worth less than a share."""
 
 
-def words_of(work: Workload) -> tuple[Ints, Ints]:
-    """Return the words that each trainer sends and that each receiver gets of trainers in an update.
+def messages_of(work: Workload) -> tuple[Ints, Ints]:
+    """Return the messages that each trainer sends and that each receiver gets of trainers in an update.
 
     What lies long is reported anyway, see `writing.LATEST_S`; that is not counted, updates are short.
     """
@@ -34,8 +34,8 @@ def words_of(work: Workload) -> tuple[Ints, Ints]:
     )
 
 
-def words_of_coordinator(plan: Plan) -> tuple[int, int]:
-    """Return the words that a coordinator sends and receives until everybody may write, and those besides.
+def messages_of_coordinator(plan: Plan) -> tuple[int, int]:
+    """Return the messages that a coordinator sends and receives until everybody may write, and those besides.
 
     The first are Roster to all, Prepare and Ready for each receiver, Write to all who send; the others Verified and
     Commit for each receiver, Offered, Wrote and Outcome for each trainer.
@@ -45,10 +45,10 @@ def words_of_coordinator(plan: Plan) -> tuple[int, int]:
     return 2 * plan.trainers + (4 if forwards else 3) * receivers, 3 * plan.trainers + 2 * receivers
 
 
-def forwarded_words(plan: Plan, work: Workload) -> tuple[Ints, Ints]:
-    """Return the words that each receiver sends about what it passes on, and those that it receives of such.
+def forwarded_messages(plan: Plan, work: Workload) -> tuple[Ints, Ints]:
+    """Return the messages that each receiver sends about what it passes on, and those that it receives of such.
 
-    What is passed on comes in small parts, so there are as many words as shares, and LAST_WORDS more for each pair.
+    What is passed on comes in small parts, so there are as many as shares, and LAST_MESSAGES more for each pair.
     """
     count, everybody = plan.receivers, len(work.fed)
     sent, received = np.zeros(everybody, np.int64), np.zeros(everybody, np.int64)
@@ -63,14 +63,14 @@ def forwarded_words(plan: Plan, work: Workload) -> tuple[Ints, Ints]:
         pair = (feeder * count + source) * everybody + number * count + receiver[rows]
         pairs, which = np.unique(pair, return_inverse=True)
         total = np.bincount(which.reshape(-1), weights=size[rows], minlength=len(pairs))
-        words = (total // share[pairs % everybody]).astype(np.int64) + LAST_WORDS
-        sent += np.bincount(pairs // everybody, weights=words, minlength=everybody).astype(np.int64)
-        received += np.bincount(pairs % everybody, weights=words, minlength=everybody).astype(np.int64)
+        messages = (total // share[pairs % everybody]).astype(np.int64) + LAST_MESSAGES
+        sent += np.bincount(pairs // everybody, weights=messages, minlength=everybody).astype(np.int64)
+        received += np.bincount(pairs % everybody, weights=messages, minlength=everybody).astype(np.int64)
     return sent, received
 
 
 def _sent(sizes: Floats, first: Ints, count: Ints, coming: Floats, share: Floats, begin: Floats) -> Ints:
-    """Return the words of each pair, whose units have `count` of the sizes, from the first one on."""
+    """Return the messages of each pair, whose units have `count` of the sizes, from the first one on."""
     worth, unsent, coming = share * begin, np.zeros(len(first)), coming.copy()
     sent = np.zeros(len(first), np.int64)
     for unit in range(int(count.max(initial=0))):
