@@ -18,7 +18,7 @@ from asyncfabric_services.bench.weights.workload import plan_of, rows_of
 
 pytest.importorskip("asyncfabric._native._engine")
 
-WHOLE = np.random.default_rng(5).integers(0, 256, 1 << 20, np.uint8)
+WHOLE = np.random.default_rng(5).integers(0, 256, 1 << 21, np.uint8)
 
 
 @st.composite

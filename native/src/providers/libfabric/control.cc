@@ -32,8 +32,8 @@ std::string dotted(uint32_t version) {
 
 }  // namespace
 
-LibfabricRail::LibfabricRail(std::shared_ptr<Device> device, Pace pace)
-    : device_(std::move(device)), pace_(pace), contexts_(std::make_unique<ContextPool>(kContexts)) {
+LibfabricRail::LibfabricRail(std::shared_ptr<Device> device, PostLimits post_limits)
+    : device_(std::move(device)), post_limits_(post_limits), contexts_(std::make_unique<ContextPool>(kContexts)) {
   const fi_info& info = device_->info();
   capabilities_.ordered = keeps_order(info);
   capabilities_.read = true;
@@ -46,7 +46,7 @@ LibfabricRail::LibfabricRail(std::shared_ptr<Device> device, Pace pace)
   backlogged_.reserve(256);
 }
 
-Status LibfabricRail::open(const Library& library, const Profile& profile, Info info, Pace pace,
+Status LibfabricRail::open(const Library& library, const Profile& profile, Info info, PostLimits post_limits,
                            std::unique_ptr<Rail>* out, std::string* detail) {
   if (info->domain_attr->cq_data_size < sizeof(uint32_t)) {
     *detail = std::string("libfabric's provider ") + info->fabric_attr->prov_name + " carries no 32-bit immediates";
@@ -61,7 +61,7 @@ Status LibfabricRail::open(const Library& library, const Profile& profile, Info 
         "asked first): revoked keys would still write";
     return StatusCode::kUnsupported;
   }
-  std::unique_ptr<LibfabricRail> rail(new LibfabricRail(std::move(device), pace));
+  std::unique_ptr<LibfabricRail> rail(new LibfabricRail(std::move(device), post_limits));
   Status status = MessageBuffers::open(*rail->device_, &rail->buffers_);
   if (status.ok()) status = rail->buffers_->post_all_receives();
   if (!status.ok()) {

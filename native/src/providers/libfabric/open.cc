@@ -9,14 +9,14 @@
 namespace asyncfabric {
 namespace {
 
-using libfabric::Pace;
+using libfabric::PostLimits;
 using libfabric::Profile;
 using libfabric::Selection;
 
 struct Options {
   Selection selection;
   std::string library;
-  Pace pace;
+  PostLimits post_limits;
 };
 
 bool parse_number(const std::string& text, uint32_t* out) {
@@ -27,7 +27,7 @@ bool parse_number(const std::string& text, uint32_t* out) {
 
 Status parse_options(const RailSpec& spec, const Profile& profile, Options* out, std::string* detail) {
   out->selection.device = spec.device;
-  out->pace = {profile.eager_posts, profile.posts_per_pass};
+  out->post_limits = {profile.eager_posts, profile.posts_per_pass};
   for (const auto& [name, value] : spec.options) {
     bool valid = true;
     if (name == "prov")
@@ -37,9 +37,9 @@ Status parse_options(const RailSpec& spec, const Profile& profile, Options* out,
     else if (name == "address" && profile.binds_address)
       out->selection.address = value;
     else if (name == "eager_posts")
-      valid = parse_number(value, &out->pace.eager_posts);
+      valid = parse_number(value, &out->post_limits.eager_posts);
     else if (name == "posts_per_pass")
-      valid = parse_number(value, &out->pace.posts_per_pass);
+      valid = parse_number(value, &out->post_limits.posts_per_pass);
     else {
       *detail = "the provider '" + spec.provider + "' has no option '" + name +
                 "'; it has prov, library, eager_posts, posts_per_pass" + (profile.binds_address ? ", address" : "");
@@ -68,7 +68,7 @@ Status open_libfabric_rail(const RailSpec& spec, std::unique_ptr<Rail>* out, std
   if (library == nullptr) return StatusCode::kNoProvider;
   libfabric::Info info = libfabric::select_info(*library, *profile, options.selection, detail);
   if (!info) return StatusCode::kNoProvider;
-  return libfabric::LibfabricRail::open(*library, *profile, std::move(info), options.pace, out, detail);
+  return libfabric::LibfabricRail::open(*library, *profile, std::move(info), options.post_limits, out, detail);
 }
 
 }  // namespace asyncfabric

@@ -23,15 +23,15 @@
 
 namespace asyncfabric::libfabric {
 
-struct Pace {
+struct PostLimits {
   uint32_t eager_posts = 0;     // per post(); 0: no bound
   uint32_t posts_per_pass = 0;  // per poll(); 0: no bound
 };
 
 class LibfabricRail final : public Rail {
  public:
-  static Status open(const Library& library, const Profile& profile, Info info, Pace pace, std::unique_ptr<Rail>* out,
-                     std::string* detail);
+  static Status open(const Library& library, const Profile& profile, Info info, PostLimits post_limits,
+                     std::unique_ptr<Rail>* out, std::string* detail);
   ~LibfabricRail() override;
 
   const Capabilities& capabilities() const override { return capabilities_; }
@@ -65,7 +65,7 @@ class LibfabricRail final : public Rail {
     std::unique_ptr<uint8_t[]> copy;  // of the message; then no slot
   };
 
-  LibfabricRail(std::shared_ptr<Device> device, Pace pace);
+  LibfabricRail(std::shared_ptr<Device> device, PostLimits post_limits);
   RailAddress own_address() const;
 
   // control.cc
@@ -126,7 +126,7 @@ class LibfabricRail final : public Rail {
 
   std::shared_ptr<Device> device_;
   Capabilities capabilities_;
-  Pace pace_;
+  PostLimits post_limits_;
   std::unique_ptr<ContextPool> contexts_;
   std::unique_ptr<MessageBuffers> buffers_;
   std::vector<std::shared_ptr<PeerState>> peers_;

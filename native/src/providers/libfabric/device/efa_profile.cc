@@ -1,6 +1,6 @@
 // efa_profile.cc: AWS Elastic Fabric Adapter, protocol SRD: reliable, unordered, no wait object (so no .wait_fd: the worker naps).
 // Written from the documentation of the provider and of the library; it was never run on the hardware. Everything that can
-// run without it is shared with tcp, and the engine's side (unordered rail, this pace) is tested over the fault provider.
+// run without it is shared with tcp, and the engine's side (unordered rail, these limits of posting) is tested over the fault provider.
 // What the shared code does for it: a write has one local and one remote segment, else the provider would emulate a write with
 // immediate by sends (submit_write); an empty one names a registered word at both ends (scratch); CQ data must have 32 bits
 // (control.cc); FI_EAGAIN until the first handshake waits in the backlog; one endpoint serves all peers, so disconnect() cannot

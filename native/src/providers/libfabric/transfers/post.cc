@@ -94,7 +94,7 @@ bool LibfabricRail::leaves_question(const WorkRequest& request) const {
 
 size_t LibfabricRail::post_batch(std::span<const WorkRequest> batch) {
   const std::bitset<kBatch> last = last_of_each_peer(batch);
-  uint32_t budget = pace_.eager_posts != 0 ? pace_.eager_posts : ~0u;
+  uint32_t budget = post_limits_.eager_posts != 0 ? post_limits_.eager_posts : ~0u;
   for (size_t i = 0; i < batch.size(); ++i) {
     const WorkRequest& request = batch[i];
     PeerState& peer = *state_of(request.peer);
@@ -306,14 +306,14 @@ void LibfabricRail::advance_backlog(PeerState& peer, uint32_t* budget) {
 
 void LibfabricRail::advance_backlogs() {
   if (backlogged_.empty()) return;
-  uint32_t budget = pace_.posts_per_pass != 0 ? pace_.posts_per_pass : ~0u;
+  uint32_t budget = post_limits_.posts_per_pass != 0 ? post_limits_.posts_per_pass : ~0u;
   for (PeerState* peer : backlogged_) advance_backlog(*peer, &budget);
   std::erase_if(backlogged_, [](PeerState* peer) {
     if (peer->backlog == nullptr) peer->in_backlog = false;
     return !peer->in_backlog;
   });
   if (backlogged_.size() > 1)
-    std::rotate(backlogged_.begin(), backlogged_.begin() + 1, backlogged_.end());  // share the pace
+    std::rotate(backlogged_.begin(), backlogged_.begin() + 1, backlogged_.end());  // share the limits
 }
 
 }  // namespace asyncfabric::libfabric

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from asyncfabric._notice import Notice
-from asyncfabric.weights import outbox as pace
+from asyncfabric.weights import outbox
 from asyncfabric.weights.outbox import (
     BATCHES_AT_ONCE,
     BATCHES_PER_S,
@@ -38,7 +38,7 @@ def test_few_are_received_at_once_and_many_at_a_beat(monkeypatch: pytest.MonkeyP
 
     async def body() -> None:
         nonlocal beat
-        monkeypatch.setattr(pace, "monotonic", trio.current_time)
+        monkeypatch.setattr(outbox, "monotonic", trio.current_time)
         beat = BatchingInterval()
         await rests(BATCHES_AT_ONCE)
         await rests(100)
@@ -92,7 +92,7 @@ def test_the_last_word_of_a_short_update_waits_for_a_beat_at_most(
             await trio.sleep(0.0025)
 
     async def body() -> None:
-        monkeypatch.setattr(pace, "monotonic", trio.current_time)
+        monkeypatch.setattr(outbox, "monotonic", trio.current_time)
         beat = BatchingInterval(batches_per_s)
         async with trio.open_nursery() as nursery:
             for sender in range(4):
