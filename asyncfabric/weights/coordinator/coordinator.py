@@ -12,6 +12,7 @@ from pathlib import Path
 from asyncfabric._groups import beside
 from asyncfabric.weights.channel import WeightChannel
 from asyncfabric.weights.coordinator.decision_log import DecisionLog
+from asyncfabric.weights.coordinator.participants import Presence
 from asyncfabric.weights.coordinator.progress import UpdateReport
 from asyncfabric.weights.coordinator.updates import GRACE_S, Updates
 from asyncfabric.weights.plan.plan import Plan
@@ -90,6 +91,10 @@ class WeightCoordinator:
         wanted = set(names)
         while not wanted <= set(self._updates.machine.receivers):
             await self._updates.changed.wait()
+
+    def presence(self, name: str) -> Presence:
+        """Return what was seen of a name so far; a later life of a receiver is found, and begins, anew."""
+        return self._updates.presence.get(name, Presence())
 
     async def wait_held(self, names: Iterable[str], version: int) -> None:
         """Return when these receivers hold this version or a later one.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from asyncfabric.weights.agreement import Outline
 from asyncfabric.weights.channel import receiver_of
@@ -16,6 +17,21 @@ from asyncfabric.weights.messages import Refused, Standing
 from asyncfabric.weights.plan.assignment import join_replica, leave_replica
 from asyncfabric.weights.plan.parts import Relay
 from asyncfabric.weights.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What the coordinator saw of a name.
+
+    Attributes:
+        found: how often somebody of this name came.
+        here: whether one is there.
+        sessions: how often one reported what it holds, and takes part in updates since.
+    """
+
+    found: int = 0
+    here: bool = False
+    sessions: int = 0
 
 
 class Proposals:

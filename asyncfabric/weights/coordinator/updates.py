@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from time import monotonic
 
 import anyio
@@ -21,7 +22,7 @@ from asyncfabric.weights.agreement import roster_of
 from asyncfabric.weights.channel import Event, WeightChannel, receiver_of, trainer_name
 from asyncfabric.weights.coordinator.decision import Coordinator, Decide, Effect, Phase, Send
 from asyncfabric.weights.coordinator.decision_log import DecisionLog
-from asyncfabric.weights.coordinator.participants import Admission, Proposals, SeatAssignment
+from asyncfabric.weights.coordinator.participants import Admission, Presence, Proposals, SeatAssignment
 from asyncfabric.weights.coordinator.progress import UpdateProgress, UpdateReport
 from asyncfabric.weights.messages import (
     Failed,
@@ -62,6 +63,7 @@ class Updates:
         proposals: of trainers.
         admission: of receivers.
         absent: the trainers that have no session with the coordinator, and since when, on time.monotonic().
+        presence: what was seen of each name.
         changed: notified with each change of these.
     """
 
@@ -80,6 +82,7 @@ class Updates:
         self.proposals: Proposals = Proposals(self.trainers)
         self.admission: Admission = Admission(plan.with_replicas(()))
         self.absent: dict[str, float] = dict.fromkeys(self.trainers, monotonic())
+        self.presence: dict[str, Presence] = {}
         self.changed: Notice = Notice()
         self._channel = channel
         self._tasks = tasks
@@ -244,6 +247,8 @@ class Updates:
             case PeerFound():
                 logger.info("%s is here", sender)
                 self._here.add(sender)
+                seen = self.presence.get(sender, Presence())
+                self.presence[sender] = replace(seen, found=seen.found + 1, here=True)
                 self.absent.pop(sender, None)
             case PeerLost(reason):
                 self._lost(sender, reason)
@@ -271,6 +276,8 @@ class Updates:
 
     def _stands(self, receiver: str, standing: Standing) -> None:
         """Let a receiver take part, or refuse it; the open update and later ones go on without it."""
+        seen = self.presence.get(receiver, Presence())
+        self.presence[receiver] = replace(seen, sessions=seen.sessions + 1)
         refused = self.admission.judge(receiver, standing)
         if refused is None:
             self._carry_out(self.machine.received(receiver, standing))
@@ -283,6 +290,7 @@ class Updates:
         logger.info("%s is gone: %s", name, reason)
         self.admission.forget(name)
         self._here.discard(name)
+        self.presence[name] = replace(self.presence.get(name, Presence()), here=False)
         if name in self._ranks:
             self.absent[name] = monotonic()
         self.proposals.withdraw(name)

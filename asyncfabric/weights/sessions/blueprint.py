@@ -4,7 +4,7 @@ Event loop's thread; plans are made in a thread of their own.
 
     held/R       what rank R of the training holds         wish/N    what a rank of an engine has, the N-th to come
     blueprint/L  the plan of layout L                      answer/N  to the N-th: its layout, or why it has none
-    version/V    the layouts that version V goes to
+    joined/N     the N-th takes part                          version/V  the layouts that version V goes to
 """
 
 from __future__ import annotations
@@ -102,6 +102,14 @@ async def get_answer(join: Join, number: int) -> tuple[int, Plan, Blueprint]:
     if answer.refusal:
         raise ValueError(answer.refusal)
     return (answer.layout, *await get_blueprint(join, answer.layout))
+
+
+async def get_confirmation(join: Join, number: int) -> None:
+    """Wait until the engine of a wish takes part in the updates of its layout: later versions come to it.
+
+    Cancellation: only this wait ends.
+    """
+    await read(join, f"joined/{number}", bool)
 
 
 async def get_blueprint(join: Join, layout: int) -> tuple[Plan, Blueprint]:

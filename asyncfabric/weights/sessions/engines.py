@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from time import monotonic
+from typing import NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
@@ -15,6 +16,7 @@ from anyio.abc import TaskGroup
 from asyncfabric._notice import Notice
 from asyncfabric.errors import BrokenError, RemoteProtocolError
 from asyncfabric.weights.channel import receiver_name, receiver_of
+from asyncfabric.weights.coordinator.participants import Presence
 from asyncfabric.weights.plan.holdings import Holding
 from asyncfabric.weights.sessions.blueprint import Blueprint, JoinAnswer, Wish, get_holdings, planned, put, read
 from asyncfabric.weights.sessions.join import Join
@@ -25,6 +27,22 @@ logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
 JOIN_S = 30.0
 """So long a version waits for an engine that was taken in and has not begun its session with the coordinator."""
+
+
+APPEAR_S = 2.0
+"""And so long for one that was taken in, and is not there at all: its process may have died."""
+
+
+class _Expected(NamedTuple):
+    """A receiver that was taken in: its layout, since when, and what the coordinator had seen of its name before."""
+
+    layout: int
+    since_s: float
+    before: Presence
+
+    def has_begun(self, now: Presence) -> bool:
+        """Return whether it takes part; an earlier life of its name does not count."""
+        return now.here and now.sessions > self.before.sessions
 
 
 class Engines:
@@ -40,7 +58,7 @@ class Engines:
         self._reported: Sequence[Sequence[Holding]] = ()
         self._coming: dict[str, dict[int, tuple[int, Wish]]] = {}  # by engine and rank: number and wish
         self._known: dict[str, tuple[int, list[Wish]]] = {}  # by engine: its layout, and the wishes of its ranks
-        self._expected: dict[str, tuple[int, float]] = {}  # receivers that were taken in: layout, and until when
+        self._expected: dict[str, _Expected] = {}  # receivers that were taken in, and have not begun their session
         self._refusal: ValueError | None = None  # of the first engine
         self._admitted = False  # whether any was taken in
         self._changed = Notice()
@@ -86,11 +104,13 @@ class Engines:
         """
         while not self._admitted:
             await self._changed.wait()
-        for name, (layout, until_s) in list(self._expected.items()):
-            with anyio.move_on_after(max(0.0, until_s - monotonic())):
-                await self._layouts.coordinators[layout].wait_receivers([name])
-            self._expected.pop(name, None)
+        for name, expected in list(self._expected.items()):
+            await self._wait_expected(name, expected)
         coordinators = self._layouts.coordinators
+        for one in coordinators.values():
+            if one.receivers and one.absent:  # it may have lost the session of a trainer that is about to begin anew
+                with anyio.move_on_after(APPEAR_S):
+                    await one.wait_trainers()
         able = {layout: one for layout, one in coordinators.items() if one.receivers and not one.absent}
         prompt = [layout for layout, one in able.items() if one.receivers.keys() - one.late]
         return sorted(prompt or able) or [0]
@@ -151,13 +171,37 @@ class Engines:
     async def _admit(self, layout: int, ranks: list[tuple[int, Wish]]) -> None:
         """Answer an engine's ranks once every rank of the training is ready for its layout."""
         await self._layouts.publisher(layout)
-        await self._layouts.coordinators[layout].wait_trainers()
-        for _, wish in ranks:
-            self._expected[receiver_name(wish.replica, wish.rank)] = (layout, monotonic() + JOIN_S)
+        coordinator = self._layouts.coordinators[layout]
+        await coordinator.wait_trainers()
+        for number, wish in ranks:
+            name = receiver_name(wish.replica, wish.rank)
+            expected = self._expected[name] = _Expected(layout, monotonic(), coordinator.presence(name))
+            self._tasks.start_soon(self._confirm, number, name, expected)
         self._admitted = True
         self._changed.notify()
         for number, _ in ranks:
             await self._answer(number, JoinAnswer(layout))
+
+    async def _confirm(self, number: int, name: str, expected: _Expected) -> None:
+        """Report to a receiver that it takes part, once it does: every version that is published later comes to it."""
+        coordinator = self._layouts.coordinators[expected.layout]
+        while not expected.has_begun(coordinator.presence(name)):
+            await coordinator.wait_changed()
+        if self._expected.get(name) is expected:
+            del self._expected[name]
+        await put(self._join, f"joined/{number}", True)
+
+    async def _wait_expected(self, name: str, expected: _Expected) -> None:
+        """Wait a while for a receiver that was taken in; not for one that does not appear, or that went again."""
+        coordinator = self._layouts.coordinators[expected.layout]
+        while True:
+            seen = coordinator.presence(name)
+            appeared = seen.found > expected.before.found
+            left_s = expected.since_s + (JOIN_S if appeared else APPEAR_S) - monotonic()
+            if expected.has_begun(seen) or (appeared and not seen.here) or left_s <= 0:
+                return
+            with anyio.move_on_after(left_s):
+                await coordinator.wait_changed()
 
     async def _answer(self, number: int, answer: JoinAnswer) -> None:
         await put(self._join, f"answer/{number}", answer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,9 @@ class Layouts:
 
 
 async def _decide(coordinator: WeightCoordinator) -> None:
-    async for version in coordinator.offers():
-        try:
-            await coordinator.update(version)
-        except (BrokenError, ValueError) as error:  # the senders raise it, engines keep what they have
-            logger.warning("version %d was not committed: %s", version, error)
+    async with aclosing(coordinator.offers()) as offers:
+        async for version in offers:
+            try:
+                await coordinator.update(version)
+            except (BrokenError, ValueError) as error:  # the senders raise it, engines keep what they have
+                logger.warning("version %d was not committed: %s", version, error)

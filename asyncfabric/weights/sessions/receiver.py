@@ -17,7 +17,7 @@ from asyncfabric.weights.memory.device import HOST
 from asyncfabric.weights.plan.holdings import LocalTensor
 from asyncfabric.weights.plan.rules import SAME_NAMES, Rule
 from asyncfabric.weights.receiver.replica import WeightReplica, open_replica
-from asyncfabric.weights.sessions.blueprint import Wish, get_answer, put_wish
+from asyncfabric.weights.sessions.blueprint import Wish, get_answer, get_confirmation, put_wish
 from asyncfabric.weights.sessions.join import Join
 from asyncfabric.weights.sessions.scoped import open_scoped
 from asyncfabric.weights.sessions.sender import NamedTensors, tensors_of
@@ -121,8 +121,8 @@ async def open_receiver(
 ) -> AsyncIterator[WeightReceiver]:
     """Open one rank of an engine that takes a training's weights into its own tensors.
 
-    It returns when all ranks of the engine have joined and the training is ready for it. The engine gets the version
-    that serves from another one that is laid out alike; the first one of its layout waits for the next version.
+    It returns when all ranks of the engine have joined and the training counts on it: the next version comes to it. The
+    engine gets the version that serves from another one that is laid out alike; the first one of its layout waits.
 
     Args:
         named: the engine's tensors of this rank; of tensors that share their storage give one.
@@ -147,11 +147,13 @@ async def open_receiver(
     wish = Wish(name, rank, ranks, shapes, tuple(rules))
     if not 0 <= rank < ranks:
         raise ValueError(f"rank must be in 0..{ranks - 1}, got {rank}")
-    layout, plan, blueprint = await get_answer(join, await put_wish(join, wish))
+    number = await put_wish(join, wish)
+    layout, plan, blueprint = await get_answer(join, number)
     filled = {each: LocalTensor(*shape) for each, shape in blueprint.filled[rank].items()}
     async with (
         open_fabric(config) as fabric,
         open_scoped(join, layout, receiver_name(name, rank)) as channel,
         open_replica(fabric, channel, plan, name, rank, device=device) as replica,
     ):
+        await get_confirmation(join, number)
         yield WeightReceiver(replica, tensors, filled)
