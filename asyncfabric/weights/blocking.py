@@ -25,10 +25,20 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from asyncfabric.errors import BusyError
 from asyncfabric.weights import sessions
 from asyncfabric.weights.sender.version import PublishReport
-from asyncfabric.weights.sessions import Join, LocalJoin, StoreJoin
+from asyncfabric.weights.sessions import DirectoryJoin, Join, LocalJoin, Meeting, StoreJoin
 from asyncfabric.weights.sessions.sender import NamedTensors
 
-__all__ = ["BlockingReceiver", "BlockingSender", "Join", "LocalJoin", "StoreJoin", "open_receiver", "open_sender"]
+__all__ = [
+    "BlockingReceiver",
+    "BlockingSender",
+    "DirectoryJoin",
+    "Join",
+    "LocalJoin",
+    "Meeting",
+    "StoreJoin",
+    "open_receiver",
+    "open_sender",
+]
 
 
 class BlockingSender:
@@ -132,7 +142,7 @@ class BlockingReceiver:
 
 
 @contextmanager
-def open_sender(named: NamedTensors, join: Join, **options: Any) -> Iterator[BlockingSender]:
+def open_sender(named: NamedTensors, join: Meeting, **options: Any) -> Iterator[BlockingSender]:
     """Open one rank of a training; arguments and errors as `asyncfabric.weights.sessions.open_sender`."""
     with start_blocking_portal(backend="trio") as portal:
         opened = portal.wrap_async_context_manager(sessions.open_sender(named, join, **options))
@@ -145,7 +155,7 @@ def open_sender(named: NamedTensors, join: Join, **options: Any) -> Iterator[Blo
 
 
 @contextmanager
-def open_receiver(named: NamedTensors, join: Join, **options: Any) -> Iterator[BlockingReceiver]:
+def open_receiver(named: NamedTensors, join: Meeting, **options: Any) -> Iterator[BlockingReceiver]:
     """Open one rank of an engine; arguments and errors as `asyncfabric.weights.sessions.open_receiver`."""
     with start_blocking_portal(backend="trio") as portal:
         opened = portal.wrap_async_context_manager(sessions.open_receiver(named, join, **options))

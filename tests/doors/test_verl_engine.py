@@ -26,7 +26,7 @@ def ask() -> Iterator[Ask]:
 
 
 def equal(seen: dict[str, Any]) -> bool:
-    """Tell whether every rollout rank received, bit for bit, what every trainer rank had."""
+    """Return whether every rollout rank received, bit for bit, what every trainer rank had."""
     first = seen["sent"][0]
     assert len(first) == 8
     return all(one == first for one in (*seen["sent"], *seen["received"]))

@@ -17,7 +17,6 @@ from uuid import uuid4
 import torch
 
 from asyncfabric.integrations.rails_variable import config_from
-from asyncfabric.integrations.store_meeting import connect_store
 from asyncfabric.integrations.vllm_weight_rules import weight_rules
 from asyncfabric.integrations.vllm_weights.layers import load_weights, loadable
 from asyncfabric.integrations.vllm_weights.versions import (
@@ -28,6 +27,7 @@ from asyncfabric.integrations.vllm_weights.versions import (
     set_current_vllm_config,
 )
 from asyncfabric.weights.blocking import BlockingReceiver, StoreJoin, open_receiver
+from asyncfabric.weights.sessions.stores import connect_store
 
 logger: logging.Logger = logging.getLogger(__name__)
 

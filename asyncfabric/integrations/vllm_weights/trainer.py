@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from asyncfabric.errors import BrokenError
 from asyncfabric.integrations.rails_variable import config_from
-from asyncfabric.integrations.store_meeting import connect_store, serve_store
 from asyncfabric.integrations.vllm_weights.calling_join import CallingJoin
 from asyncfabric.integrations.vllm_weights.source import HeldWeights
 from asyncfabric.integrations.vllm_weights.versions import (
@@ -28,6 +27,7 @@ from asyncfabric.integrations.vllm_weights.versions import (
     named_to_base,
 )
 from asyncfabric.weights.blocking import BlockingSender, open_sender
+from asyncfabric.weights.sessions.stores import connect_store, serve_store
 
 
 @dataclass

@@ -84,7 +84,7 @@ class Packing:
                 return
 
     def digest(self) -> bytes:
-        """Return 16 bytes that tell apart streams of other names, types, shapes or order."""
+        """Return 16 bytes that distinguish streams of other names, types, shapes or order."""
         return self._seen.digest()
 
     def _turn(self) -> None:

@@ -201,5 +201,5 @@ class WeightPost:
 def _lost(names: Sequence[str]) -> PeerError:
     return PeerError(
         f"{', '.join(names)} ended before the weights were there",
-        remedy="its log says why; the next update begins anew",
+        remedy="look at its log; the next update begins anew",
     )

@@ -5,7 +5,7 @@ Runs on the event loop's thread.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -105,7 +105,7 @@ class WeightCoordinator:
         while not all(self._updates.machine.receivers.get(name, 0) >= version for name in wanted):
             await self._updates.changed.wait()
 
-    async def offers(self) -> AsyncIterator[int]:
+    async def offers(self) -> AsyncGenerator[int, None]:
         """Yield each version that all trainers offer, for a loop that updates to it.
 
         Cancellation: nothing is lost.

@@ -18,7 +18,7 @@ from asyncfabric.weights.plan.holdings import LocalTensor
 from asyncfabric.weights.plan.rules import SAME_NAMES, Rule
 from asyncfabric.weights.receiver.replica import WeightReplica, open_replica
 from asyncfabric.weights.sessions.blueprint import Wish, get_answer, get_confirmation, put_wish
-from asyncfabric.weights.sessions.join import Join
+from asyncfabric.weights.sessions.directory import Meeting, attend
 from asyncfabric.weights.sessions.scoped import open_scoped
 from asyncfabric.weights.sessions.sender import NamedTensors, tensors_of
 from asyncfabric.weights.tensors import dtype_of, tensor_over
@@ -110,7 +110,7 @@ class WeightReceiver:
 @asynccontextmanager
 async def open_receiver(
     named: NamedTensors,
-    join: Join,
+    join: Meeting,
     *,
     name: str = "engine",
     rank: int = 0,
@@ -126,7 +126,7 @@ async def open_receiver(
 
     Args:
         named: the engine's tensors of this rank; of tensors that share their storage give one.
-        join: where the engine meets the training.
+        join: where the engine meets the training, as for `open_sender`.
         name: of the engine; engines of one training have distinct ones. One that starts again may take its name again.
         rank: of this process in the engine.
         ranks: of the engine.
@@ -139,6 +139,7 @@ async def open_receiver(
         ValueError: the trainer's parameters do not go into these tensors, or the engine joined before and was laid out
             otherwise; the text names the tensor.
         DeviceError: no memory left.
+        PeerError, BrokenError: as for `open_sender`.
 
     Cancellation: what is under way drains (INV-2), the memory is released, then it goes on.
     """
@@ -147,13 +148,14 @@ async def open_receiver(
     wish = Wish(name, rank, ranks, shapes, tuple(rules))
     if not 0 <= rank < ranks:
         raise ValueError(f"rank must be in 0..{ranks - 1}, got {rank}")
-    number = await put_wish(join, wish)
-    layout, plan, blueprint = await get_answer(join, number)
-    filled = {each: LocalTensor(*shape) for each, shape in blueprint.filled[rank].items()}
-    async with (
-        open_fabric(config) as fabric,
-        open_scoped(join, layout, receiver_name(name, rank)) as channel,
-        open_replica(fabric, channel, plan, name, rank, device=device) as replica,
-    ):
-        await get_confirmation(join, number)
-        yield WeightReceiver(replica, tensors, filled)
+    async with attend(join, serves=False) as met:
+        number = await put_wish(met, wish)
+        layout, plan, blueprint = await get_answer(met, number)
+        filled = {each: LocalTensor(*shape) for each, shape in blueprint.filled[rank].items()}
+        async with (
+            open_fabric(config) as fabric,
+            open_scoped(met, layout, receiver_name(name, rank)) as channel,
+            open_replica(fabric, channel, plan, name, rank, device=device) as replica,
+        ):
+            await get_confirmation(met, number)
+            yield WeightReceiver(replica, tensors, filled)

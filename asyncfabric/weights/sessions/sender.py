@@ -21,6 +21,7 @@ from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.plan.planner import CHUNK_BYTES
 from asyncfabric.weights.sender.version import PublishReport, merged
 from asyncfabric.weights.sessions.blueprint import get_blueprint, put, put_holdings, read
+from asyncfabric.weights.sessions.directory import Meeting, attend
 from asyncfabric.weights.sessions.engines import Engines
 from asyncfabric.weights.sessions.join import Join
 from asyncfabric.weights.sessions.layouts import Layouts
@@ -157,7 +158,7 @@ class WeightSender:
 @asynccontextmanager
 async def open_sender(
     named: NamedTensors,
-    join: Join,
+    join: Meeting,
     *,
     rank: int | None = None,
     ranks: int | None = None,
@@ -174,7 +175,7 @@ async def open_sender(
 
     Args:
         named: all parameters of this rank: DTensors as FSDP2 and tensor parallelism make them, or whole tensors.
-        join: where the ranks and the engines meet.
+        join: where the ranks and the engines meet: a Join, the address of a directory, a store of torch.distributed.
         rank: of this process in the training; from torch.distributed where neither this nor `ranks` is given.
         ranks: of the training.
         parts: of plain tensors that are a part: shape of the whole parameter, and where the part begins.
@@ -189,6 +190,7 @@ async def open_sender(
     Raises:
         ValueError: the parameters do not go into the tensors of the first engine; the text names the tensor.
         DeviceError: memory cannot be registered.
+        PeerError, BrokenError: the directory refuses this process, or the meeting's store does not answer.
 
     Cancellation: what was posted drains (INV-2), the memory is released, then it goes on.
     """
@@ -197,19 +199,21 @@ async def open_sender(
         raise ValueError(f"boundary_s must be positive, got {boundary_s}")
     state = tensors_of(named)
     shards = arrays_of(state, here)
-    await put_holdings(join, here, holdings(state, here, parts))
+    held = holdings(state, here, parts)
     async with AsyncExitStack() as stack:
+        met = await stack.enter_async_context(attend(join, serves=here == 0))
+        await put_holdings(met, here, held)
         if log is None:
             log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncfabric-weights-"))) / "decisions"
         fabric = await stack.enter_async_context(open_fabric(config))
         async with beside() as tasks:
-            layouts = Layouts(fabric, join, here, shards, log, tasks)
+            layouts = Layouts(fabric, met, here, shards, log, tasks)
             if here:
-                layouts.open(0, (await get_blueprint(join, 0))[0])
+                layouts.open(0, (await get_blueprint(met, 0))[0])
                 tasks.start_soon(layouts.follow)
-                yield WeightSender(join, layouts, None, world, boundary_s)
+                yield WeightSender(met, layouts, None, world, boundary_s)
                 return
-            engines = Engines(join, layouts, world, chunk_bytes, tasks)
+            engines = Engines(met, layouts, world, chunk_bytes, tasks)
             tasks.start_soon(engines.run)
             await engines.wait_first()
-            yield WeightSender(join, layouts, engines, world, boundary_s)
+            yield WeightSender(met, layouts, engines, world, boundary_s)
