@@ -18,6 +18,16 @@ from asyncfabric.observe.trace import Recording
 
 MODEL_FOLDER = "/tmp/asyncfabric-vllm-model"
 LONG_STEP_NS = 1_000_000  # a step without a forward pass takes less
+IDLE_S = 0.05  # how long an engine without work waits for requests: engines beside it need the cores
+STOCK = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+OURS = {
+    "kv_connector": "Connector",
+    "kv_connector_module_path": "asyncfabric.integrations.vllm",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {"lease_s": 10.0},
+}
+CONNECTORS: dict[str, dict[str, Any]] = {"connector": OURS, "face": STOCK, "nixl": STOCK, "none": {}}
 ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -30,12 +40,16 @@ ENVIRONMENT = {
 
 @dataclasses.dataclass
 class Job:
-    """A request: a prompt, how many tokens to generate, where its KvCache comes from or goes, when it begins."""
+    """A request: a prompt, how many tokens to generate, where its KvCache comes from or goes, when it begins.
+
+    `likely` asks for the logarithms of the probabilities of so many tokens in place of each that is generated.
+    """
 
     prompt: list[int]
     count: int
     params: dict[str, Any] | None = None
     after_s: float = 0.0
+    likely: int | None = None
 
 
 @dataclasses.dataclass
@@ -46,6 +60,7 @@ class Done:
     params: dict[str, Any] | None
     first_at: float
     last_at: float
+    likely: list[dict[int, float]]
 
 
 def make_model() -> None:
@@ -70,7 +85,7 @@ class Engine:
     """vLLM in this process."""
 
     def __init__(self, connector: dict[str, Any]) -> None:
-        """Start with a connector; two engines that start at once do not count each other's memory."""
+        """Start with a connector, or without one; engines that start at once do not count each other's memory."""
         from vllm import LLM
         from vllm.config import KVTransferConfig
 
@@ -79,13 +94,13 @@ class Engine:
             load_format="dummy",
             skip_tokenizer_init=True,
             enforce_eager=True,
-            gpu_memory_utilization=0.2,
-            kv_cache_memory_bytes=8 << 30,
+            gpu_memory_utilization=0.05,
+            kv_cache_memory_bytes=4 << 30,
             max_model_len=32768,
             max_num_batched_tokens=32768,
             dtype="bfloat16",
             enable_prefix_caching=False,
-            kv_transfer_config=KVTransferConfig(kv_buffer_device="cuda", **connector),
+            kv_transfer_config=KVTransferConfig(kv_buffer_device="cuda", **connector) if connector else None,
         ).llm_engine
         self._scheduler = self._vllm.engine_core.engine_core.scheduler
         self._names = itertools.count()
@@ -95,9 +110,13 @@ class Engine:
         """Return how many blocks no request has."""
         return int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
+    def busy(self) -> bool:
+        """Return whether a step has anything to do."""
+        return bool(self._scheduler.has_requests())
+
     def step(self) -> list[Any]:
         """Run one step, if there is any work."""
-        if not self._scheduler.has_requests():
+        if not self.busy():
             return []
         begin = time.monotonic_ns()
         outputs: list[Any] = self._vllm.step()
@@ -137,7 +156,12 @@ class Engine:
                 order[name] = waiting.pop(0)
                 extra = {"kv_transfer_params": dict(job.params)} if job.params else None
                 sampling = SamplingParams(
-                    temperature=0, max_tokens=job.count, detokenize=False, ignore_eos=True, extra_args=extra
+                    temperature=0,
+                    max_tokens=job.count,
+                    detokenize=False,
+                    ignore_eos=True,
+                    extra_args=extra,
+                    logprobs=job.likely,
                 )
                 self._vllm.add_request(name, {"prompt_token_ids": job.prompt}, sampling)
             for output in self.step():
@@ -147,18 +171,24 @@ class Engine:
                     first.setdefault(output.request_id, now)
                 if output.finished:
                     at = first.get(output.request_id, now)
-                    ended[order[output.request_id]] = Done(tokens, output.kv_transfer_params, at, now)
+                    found = output.outputs[0].logprobs or []
+                    likely = [{token: each.logprob for token, each in place.items()} for place in found]
+                    ended[order[output.request_id]] = Done(tokens, output.kv_transfer_params, at, now, likely)
         return [ended[number] for number in range(len(jobs))]
 
 
-def serve(name: str, environment: dict[str, str], connector: dict[str, Any], pipe: Connection) -> None:
-    """Run an engine until the pipe closes."""
+def serve(name: str, environment: dict[str, str], mode: str, pipe: Connection) -> None:
+    """Run an engine with one of CONNECTORS until the pipe closes."""
     os.environ.update(ENVIRONMENT | environment)
+    if mode == "face":
+        from asyncfabric.integrations import nixl
+
+        nixl.install()
     try:
-        engine = Engine(connector)
+        engine = Engine(CONNECTORS[mode])
         pipe.send(engine.free_blocks())
         while True:
-            if not pipe.poll(0):
+            if not pipe.poll(0 if engine.busy() else IDLE_S):
                 engine.step()
                 continue
             asked = pipe.recv()
