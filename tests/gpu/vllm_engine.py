@@ -19,13 +19,19 @@ from asyncfabric.observe.trace import Recording
 MODEL_FOLDER = "/tmp/asyncfabric-vllm-model"
 LONG_STEP_NS = 1_000_000  # a step without a forward pass takes less
 IDLE_S = 0.05  # how long an engine without work waits for requests: engines beside it need the cores
-STOCK = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+LEASE_S = 12  # after which blocks that a killed engine has not read are free
+STOCK = {
+    "kv_connector": "NixlConnector",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
+}
 OURS = {
     "kv_connector": "Connector",
     "kv_connector_module_path": "asyncfabric.integrations.vllm",
     "kv_role": "kv_both",
     "kv_load_failure_policy": "recompute",
-    "kv_connector_extra_config": {"lease_s": 10.0},
+    "kv_connector_extra_config": {"lease_s": LEASE_S},
 }
 CONNECTORS: dict[str, dict[str, Any]] = {"connector": OURS, "face": STOCK, "nixl": STOCK, "none": {}}
 ENVIRONMENT = {
@@ -42,7 +48,8 @@ ENVIRONMENT = {
 class Job:
     """A request: a prompt, how many tokens to generate, where its KvCache comes from or goes, when it begins.
 
-    `likely` asks for the logarithms of the probabilities of so many tokens in place of each that is generated.
+    `likely` asks for the logarithms of the probabilities of so many tokens in place of each that is generated;
+    `allowed` are the tokens that may be, None for all.
     """
 
     prompt: list[int]
@@ -50,6 +57,7 @@ class Job:
     params: dict[str, Any] | None = None
     after_s: float = 0.0
     likely: int | None = None
+    allowed: list[int] | None = None
 
 
 @dataclasses.dataclass
@@ -63,13 +71,13 @@ class Done:
     likely: list[dict[int, float]]
 
 
-def make_model() -> None:
+def make_model(vocabulary: int = 32000) -> None:
     """Write the configuration of a Llama of 22 layers, whose weights vLLM makes at random."""
     from transformers import LlamaConfig
 
     os.makedirs(MODEL_FOLDER, exist_ok=True)
     LlamaConfig(
-        vocab_size=32000,
+        vocab_size=vocabulary,
         hidden_size=2048,
         intermediate_size=5632,
         num_hidden_layers=22,
@@ -162,6 +170,7 @@ class Engine:
                     ignore_eos=True,
                     extra_args=extra,
                     logprobs=job.likely,
+                    allowed_token_ids=job.allowed,
                 )
                 self._vllm.add_request(name, {"prompt_token_ids": job.prompt}, sampling)
             for output in self.step():

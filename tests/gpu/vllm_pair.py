@@ -181,7 +181,7 @@ def trace(pair: Pair, path: Path) -> None:
 
 def on_each(pairs: Sequence[Pair], measure: Callable[[Pair], dict[str, Any]], *, beside: bool) -> list[dict[str, Any]]:
     """Run what is not timed on all pairs beside each other, or what is on one after the other."""
-    with ThreadPoolExecutor(len(pairs) if beside else 1) as pool:
+    with ThreadPoolExecutor(max(1, len(pairs)) if beside else 1) as pool:
         return list(pool.map(measure, pairs))
 
 
@@ -190,9 +190,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modes", nargs="+", choices=[mode for mode in CONNECTORS if mode != "none"])
     parser.add_argument("--turns", type=int, default=5, help="of each length, after one that is not counted")
-    parser.add_argument("--equal", type=int, default=0, help="prompts whose tokens are compared")
+    parser.add_argument(
+        "--equal", type=int, default=0, help="prompts whose tokens are compared; not over the installed NIXL"
+    )
     parser.add_argument("--load", type=int, default=0, help="turns of the throughput beside transfers")
-    parser.add_argument("--kills", type=int, default=0, help="kills, of prefill and of decode in turn")
+    parser.add_argument(
+        "--kills", type=int, default=0, help="kills, of prefill and of decode in turn; not over the installed NIXL"
+    )
     parser.add_argument("--trace", type=Path, help="file for a picture of one request; of `connector` alone")
     parser.add_argument("--json", type=Path, help="file for the rows")
     chosen = parser.parse_args()
@@ -202,6 +206,7 @@ def main() -> int:
     begin = time.monotonic()
     rows: list[dict[str, Any]] = []
     pairs = [Pair(mode) for mode in chosen.modes]
+    ours = [pair for pair in pairs if pair.mode != "nixl"]
     try:
         for pair in pairs:
             pair.ready()
@@ -213,9 +218,9 @@ def main() -> int:
         if chosen.load:
             show(rows, on_each(pairs, partial(load, turns=chosen.load), beside=False))
         if chosen.equal:
-            show(rows, on_each(pairs, partial(equal, count=chosen.equal), beside=True))
+            show(rows, on_each(ours, partial(equal, count=chosen.equal), beside=True))
         if chosen.kills:
-            show(rows, on_each(pairs, partial(kills, count=chosen.kills), beside=True))
+            show(rows, on_each(ours, partial(kills, count=chosen.kills), beside=True))
         show(rows, [{"bench": "vllm blocks", "mode": pair.mode, "lost": pair.lost()} for pair in pairs])
     finally:
         for pair in pairs:

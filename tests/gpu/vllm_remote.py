@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -90,6 +91,36 @@ class Remote:
         self._pipe.close()
 
 
+def differs(
+    alone: Remote,
+    prompt: list[int],
+    tokens: list[int],
+    expected: list[int],
+    ties: list[float],
+    job: Callable[..., Job] = Job,
+) -> bool:
+    """Return whether tokens are not the most likely ones; of two that are equally likely either is right.
+
+    `alone` computes the prompt by itself, by requests that `job` makes. `ties` gets how far apart two tokens were where
+    the ones given and the ones expected part.
+    """
+    known = 0
+    while tokens[known:] != expected:
+        if len(tokens) - known != len(expected):
+            return True
+        known += next(number for number, token in enumerate(expected) if tokens[known + number] != token)
+        found = alone.run(job(prompt + tokens[:known], 1, likely=20))[0]
+        likely = found.likely[0]
+        ties.append(likely[found.tokens[0]] - likely.get(tokens[known], -math.inf))
+        if ties[-1] > TIE:
+            return True
+        known += 1
+        if known == len(tokens):
+            return False
+        expected = alone.run(job(prompt + tokens[:known], len(tokens) - known))[0].tokens
+    return False
+
+
 class Pair:
     """A prefill and a decode engine of one connector."""
 
@@ -110,7 +141,7 @@ class Pair:
         self.meet()
 
     def meet(self) -> None:
-        """Learn where the prefill engine is reached, if its connector says so."""
+        """Learn where the prefill engine is reached, if its connector reports it."""
         self.addresses = (self.one(self.prompt(20), 1)[1].params or {}).get("asyncfabric", {}).get("addresses")
 
     def prompt(self, length: int) -> list[int]:
@@ -147,21 +178,8 @@ class Pair:
         return done, done.first_at - begin
 
     def differs(self, prompt: list[int], tokens: list[int], expected: list[int]) -> bool:
-        """Return whether tokens are not the most likely ones; of two that are equally likely either is right."""
-        known = 0
-        while tokens[known:] != expected:
-            if len(tokens) - known != len(expected):
-                return True
-            known += next(number for number, token in enumerate(expected) if tokens[known + number] != token)
-            likely = self.prefill.run(Job(prompt + tokens[:known], 1, likely=5))[0].likely[0]
-            self.ties.append(max(likely.values()) - likely.get(tokens[known], -math.inf))
-            if self.ties[-1] > TIE:
-                return True
-            known += 1
-            if known == len(tokens):
-                return False
-            expected = self.prefill.run(Job(prompt + tokens[:known], len(tokens) - known))[0].tokens
-        return False
+        """Return whether tokens are not the ones that the prefill engine alone gives; see `differs`."""
+        return differs(self.prefill, prompt, tokens, expected, self.ties)
 
     def lost(self, *engines: Remote) -> int:
         """Return how many blocks these engines, or both, have lost, once nothing is under way."""

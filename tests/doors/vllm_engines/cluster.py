@@ -1,7 +1,7 @@
 """A cluster of `asyncfabric serve` nodes with vLLM in them, as processes that a test asks, freezes and kills.
 
 Nodes are forked from a process that has imported vLLM: AsyncLLM, its engine process, scheduler and connector are vLLM's
-own, `executor.py` stands in place of the worker. vLLM is not imported in this process.
+own; for ARITHMETIC `executor.py` stands in place of the worker. vLLM is not imported in this process.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,12 +31,7 @@ import psutil
 
 HERE = Path(__file__).parent
 PATIENCE_S = 300.0
-PRELOADED = [
-    "engine",
-    "executor",
-    "asyncfabric_services.nodes.prefill_service",
-    "asyncfabric_services.nodes.decode_service",
-]
+SERVICES = ["asyncfabric_services.nodes.prefill_service", "asyncfabric_services.nodes.decode_service"]
 RUN = "from asyncfabric_services.cli import main; main()"
 DESCRIBED = {
     "model_type": "llama",
@@ -65,6 +61,23 @@ ARGUMENTS = {
 }
 
 
+@dataclass(frozen=True)
+class Served:
+    """What the nodes serve: a model as its config.json has it, vLLM's engine arguments, modules to import for both."""
+
+    described: dict[str, Any]
+    arguments: dict[str, Any]
+    preloaded: tuple[str, ...]
+
+    def with_lease(self, seconds: float) -> Served:
+        """Return the same with blocks that wait so long for an engine that asks for them."""
+        transfer = self.arguments["kv_transfer_config"] | {"kv_connector_extra_config": {"lease_s": seconds}}
+        return Served(self.described, self.arguments | {"kv_transfer_config": transfer}, self.preloaded)
+
+
+ARITHMETIC = Served(DESCRIBED, ARGUMENTS, ("engine", "executor"))
+
+
 class NodeProcess:
     """One node and the processes of its engine."""
 
@@ -84,16 +97,21 @@ class NodeProcess:
     def ready(self) -> None:
         """Wait until the node listens; what it printed is in `reported`."""
         end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end and self._process.is_alive():
-            for line in self._out.read_text().splitlines() if self._out.exists() else []:
-                if line.startswith('{"listening"') and line.endswith("}"):
-                    self.reported = json.loads(line)
-                    self.engine = psutil.Process(self.pid).children(recursive=True)
-                    if self.engine:
-                        self.blocks = self.metric("asyncfabric_kv_free_pages")
-                    return
+        while not self.listens():
+            if time.monotonic() > end or not self._process.is_alive():
+                raise AssertionError(f"{self.name} does not listen: {self.log.read_text()[-4000:]}")
             time.sleep(0.02)
-        raise AssertionError(f"{self.name} does not listen: {self.log.read_text()[-4000:]}")
+        self.engine = psutil.Process(self.pid).children(recursive=True)
+        if self.engine:
+            self.blocks = self.metric("asyncfabric_kv_free_pages", "asyncfabric_kv_held_pages")
+
+    def listens(self) -> bool:
+        """Return whether the node listens."""
+        for line in self._out.read_text().splitlines() if self._out.exists() else []:
+            if line.startswith('{"listening"') and line.endswith("}"):
+                self.reported = json.loads(line)
+                return True
+        return False
 
     def wait(self) -> int:
         """Wait for its end; return its status, negative for a signal."""
@@ -144,14 +162,17 @@ class NodeProcess:
         with urllib.request.urlopen(self.reported["listening"] + path, timeout=PATIENCE_S) as answer:
             return str(answer.read().decode())
 
-    def metric(self, name: str) -> float:
-        """Return the sum of a metric over its labels."""
-        found = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", self.get("/metrics"), re.MULTILINE)
-        assert found, f"{self.name} has no metric {name}"
-        return sum(map(float, found))
+    def metric(self, *names: str) -> float:
+        """Return the sum of metrics of one moment, over their labels."""
+        shown, total = self.get("/metrics"), 0.0
+        for name in names:
+            found = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", shown, re.MULTILINE)
+            assert found, f"{self.name} has no metric {name}"
+            total += sum(map(float, found))
+        return total
 
     def emptied(self) -> None:
-        """Wait until it has no request and as many free blocks as when it started."""
+        """Wait until it has no request, and all its blocks are free."""
         until(lambda: self.metric("asyncfabric_node_inside_requests") == 0)
         until(lambda: self.metric("asyncfabric_kv_free_pages") == self.blocks > 0)
 
@@ -159,12 +180,12 @@ class NodeProcess:
 class Cluster:
     """Node processes in a folder of their own, behind one router."""
 
-    def __init__(self, folder: Path, step_s: float = 0.1, patience: str = "60s") -> None:
-        """Start directory and router; a step of an engine takes `step_s` at least."""
-        self.folder, self._step_s = folder, step_s
+    def __init__(self, folder: Path, step_s: float = 0.1, patience: str = "60s", served: Served = ARITHMETIC) -> None:
+        """Start directory and router; a step of an arithmetic engine takes `step_s` at least."""
+        self.folder, self._step_s, self._served = folder, step_s, served
         self.nodes: dict[str, NodeProcess] = {}
         (folder / "model").mkdir()
-        (folder / "model" / "config.json").write_text(json.dumps(DESCRIBED))
+        (folder / "model" / "config.json").write_text(json.dumps(served.described))
         self.start("directory", "dir")
         self.nodes["dir"].ready()
         self.start("router", "router", "--cluster-directory", self.link, "--cluster-patience", patience)
@@ -191,7 +212,8 @@ class Cluster:
 
     def engine(self, role: str, name: str) -> None:
         """Start a node with vLLM in it."""
-        words = ["--engine", "vllm", "--model-path", str(self.folder / "model"), "--engine-args", json.dumps(ARGUMENTS)]
+        model, arguments = str(self.folder / "model"), json.dumps(self._served.arguments)
+        words = ["--engine", "vllm", "--model-path", model, "--engine-args", arguments]
         self.start(role, name, "--cluster-directory", self.link, *words)
 
     def ready(self, *names: str) -> None:
@@ -253,19 +275,29 @@ class Cluster:
         until(look)
         return found[0]
 
+    def record(self, picture: Path, seconds: int, ask: Callable[[], object]) -> list[dict[str, Any]]:
+        """Record all nodes while `ask` is called again and again; return what Perfetto draws with a duration."""
+        where = ("--directory", self.nodes["dir"].reported["listening"])
+        words = ("trace", "record", *where, "--seconds", f"{seconds}s", "-o", str(picture))
+        recording = subprocess.Popen([sys.executable, "-P", "-c", RUN, *words])
+        while recording.poll() is None:
+            ask()
+        assert recording.returncode == 0
+        return [event for event in json.loads(picture.read_text())["traceEvents"] if event["ph"] == "X"]
+
     def close(self) -> None:
         """End every process that was started, and the engines of those that were killed."""
         for node in self.nodes.values():
             node.end()
 
 
-def preload() -> None:
+def preload(served: Served = ARITHMETIC) -> None:
     """Have one process import vLLM, of which engines and nodes are forked; before the first of them."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*served.preloaded, *SERVICES])
 
 
 def state(stat: Path) -> str:

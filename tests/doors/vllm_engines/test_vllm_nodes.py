@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from cluster import RUN, Cluster, open_cluster, texts_alone, until
+from cluster import Cluster, open_cluster, texts_alone, until
 
 PROMPT = [(7 * place) % 251 for place in range(100)]
 LONG = [(11 * place) % 251 for place in range(960)]
@@ -114,22 +111,7 @@ def test_why_and_top_show_who_waits_for_whom_and_how_many_blocks_are_held(whole:
 
 
 def test_a_trace_shows_a_request_at_router_prefill_and_decode_with_its_push(whole: Cluster, tmp_path: Path) -> None:
-    picture = tmp_path / "picture.json"
-    words = [
-        "trace",
-        "record",
-        "--directory",
-        whole.nodes["dir"].reported["listening"],
-        "--seconds",
-        "8s",
-        "-o",
-        str(picture),
-    ]
-    recording = subprocess.Popen([sys.executable, "-P", "-c", RUN, *words])
-    while recording.poll() is None:
-        whole.ask(PROMPT, 5)
-    assert recording.returncode == 0
-    events = [event for event in json.loads(picture.read_text())["traceEvents"] if event["ph"] == "X"]
+    events = whole.record(tmp_path / "picture.json", 8, lambda: whole.ask(PROMPT, 5))
     by_trace: dict[str, set[str]] = {}
     for event in events:
         by_trace.setdefault(event["args"].get("trace", ""), set()).add(event["name"])
