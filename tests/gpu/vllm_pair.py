@@ -3,7 +3,8 @@
 Usage: python tests/gpu/vllm_pair.py connector|face|nixl... [options of --help].
 `connector` is asyncfabric.integrations.vllm, `face` vLLM's own NixlConnector over asyncfabric.integrations.nixl, `nixl`
 the same over the installed NIXL. Of several each gets a pair of engines, and they are measured in turn, prompt by
-prompt. Wants vLLM 0.26 and its packages; no network. Ends with 1 if any token was wrong or a block was lost.
+prompt; over the installed NIXL nothing but times. Wants vLLM 0.26 and its packages; no network. Ends with 1 if any
+token was wrong or a block was lost.
 """
 
 from __future__ import annotations
@@ -190,13 +191,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modes", nargs="+", choices=[mode for mode in CONNECTORS if mode != "none"])
     parser.add_argument("--turns", type=int, default=5, help="of each length, after one that is not counted")
-    parser.add_argument(
-        "--equal", type=int, default=0, help="prompts whose tokens are compared; not over the installed NIXL"
-    )
+    parser.add_argument("--equal", type=int, default=0, help="prompts whose tokens are compared")
     parser.add_argument("--load", type=int, default=0, help="turns of the throughput beside transfers")
-    parser.add_argument(
-        "--kills", type=int, default=0, help="kills, of prefill and of decode in turn; not over the installed NIXL"
-    )
+    parser.add_argument("--kills", type=int, default=0, help="kills, of prefill and of decode in turn")
     parser.add_argument("--trace", type=Path, help="file for a picture of one request; of `connector` alone")
     parser.add_argument("--json", type=Path, help="file for the rows")
     chosen = parser.parse_args()
@@ -216,11 +213,14 @@ def main() -> int:
         if chosen.trace:
             trace(next(pair for pair in pairs if pair.addresses), chosen.trace)
         if chosen.load:
-            show(rows, on_each(pairs, partial(load, turns=chosen.load), beside=False))
+            show(rows, on_each(ours, partial(load, turns=chosen.load), beside=False))
         if chosen.equal:
             show(rows, on_each(ours, partial(equal, count=chosen.equal), beside=True))
         if chosen.kills:
-            show(rows, on_each(ours, partial(kills, count=chosen.kills), beside=True))
+            for pair in set(pairs) - set(ours):
+                pair.close()  # engines that start need its memory
+            pairs = ours
+            show(rows, on_each(ours, partial(kills, count=chosen.kills), beside=False))
         show(rows, [{"bench": "vllm blocks", "mode": pair.mode, "lost": pair.lost()} for pair in pairs])
     finally:
         for pair in pairs:
