@@ -10,6 +10,10 @@ AT_ONCE_S = 4.0
 """Less than any deadline of the connector, on a machine that has other work."""
 
 
+BLOCK_BYTES = 3 * 2 * 2 * 16 * 16 * 4
+"""Layers, keys and values, heads, tokens, numbers of a head, bytes of a number."""
+
+
 def test_layers_are_pushed_while_the_prompt_is_computed_if_decode_offers_first() -> None:
     tokens = prompt(300, 1)
     with Node("P", OURS) as first, Node("D", OURS) as second:
@@ -27,6 +31,21 @@ def test_layers_are_pushed_while_the_prompt_is_computed_if_decode_offers_first()
         assert second.result("early")["tokens"] == expected["tokens"]
         assert 'vllm:asyncfabric_load_seconds_count{engine="0"} 2.0' in second.ask("metrics")
         first.emptied(), second.emptied()
+
+
+def test_prefill_counts_each_byte_that_it_pushes_once() -> None:
+    tokens = prompt(100, 12)  # 7 blocks
+    with Node("P", OURS) as first, Node("D", OURS) as second:
+        first.ready(), second.ready()
+        for name in ("one", "two"):
+            second.add(name, tokens, 1, first.prefill(name, tokens))
+            second.result(name)
+        pushed, loaded = first.emptied()["transferred"], second.emptied()["transferred"]
+        whole = 2 * 7 * BLOCK_BYTES
+        assert pushed["pushed_bytes"] == loaded["load_bytes"] == whole
+        assert f'vllm:asyncfabric_pushed_bytes_total{{engine="0"}} {whole:.1f}' in first.ask("metrics")
+        assert first.alone(tokens, 2)
+        assert first.emptied()["transferred"]["pushed_bytes"] == whole, "a request of its own pushes nothing"
 
 
 def test_block_strides_are_read_and_may_differ_between_the_engines() -> None:

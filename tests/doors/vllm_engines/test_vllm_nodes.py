@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,8 @@ from cluster import Cluster, open_cluster, texts_alone, until
 PROMPT = [(7 * place) % 251 for place in range(100)]
 LONG = [(11 * place) % 251 for place in range(960)]
 """15 steps of prefill."""
+PUSHED_BYTES = 7 * 3 * 2 * 2 * 16 * 16 * 4
+"""Blocks of the prompt, layers, keys and values, heads, tokens of a block, numbers of a head, bytes of a number."""
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +111,30 @@ def test_why_and_top_show_who_waits_for_whom_and_how_many_blocks_are_held(whole:
     (row,) = first.look("top", "--once", "--interval", "100ms")
     assert row["held_pages"] == 0
     answer()
+
+
+def test_pushed_bytes_and_their_rate_are_shown(whole: Cluster) -> None:
+    first, seconds = whole.nodes["P"], [whole.nodes["D1"], whole.nodes["D2"]]
+
+    def pushed() -> float:
+        return first.metric("asyncfabric_written_bytes_total")
+
+    def loaded() -> float:
+        return sum(second.metric("vllm:asyncfabric_load_bytes_sum") for second in seconds)
+
+    before, begun = pushed(), loaded()
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(first.look, "top", "--once", "--interval", "3s")
+        answers = 0
+        while not looking.done():
+            whole.ask(PROMPT, 2)
+            answers += 1
+        (row,) = looking.result()
+    until(lambda: min(pushed() - before, loaded() - begun) >= answers * PUSHED_BYTES)
+    assert pushed() - before == loaded() - begun == answers * PUSHED_BYTES
+    assert answers > 1
+    assert 0 < row["sent_bytes_per_s"] * 3 <= answers * PUSHED_BYTES
+    assert [second.metric("asyncfabric_written_bytes_total") for second in seconds] == [0, 0]
 
 
 def test_a_trace_shows_a_request_at_router_prefill_and_decode_with_its_push(whole: Cluster, tmp_path: Path) -> None:
