@@ -56,11 +56,8 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark")
 DMA_BUFS = "--gtest_filter=DmaBuf*"
 PARTS = ("figures", "vllm", "tests", "conformance", "sanitized", "planted")
 DEFAULT_PARTS = "figures tests conformance"  # `vllm` wants vLLM 0.26, `sanitized` and `planted` the tools of CUDA
-VLLM_RUNS = (  # connector, arguments
-    ("connector", ("--equal", "20", "--load", "5", "--kills", "2")),
-    ("face", ("--equal", "20", "--load", "5")),
-    ("nixl", ()),
-)
+VLLM_PAIR = ("--equal", "20", "--load", "5", "--kills", "4")
+VLLM_NODES = ("--equal", "20", "--kills", "20", "--limit", "200")
 SANITIZED = (
     ("page lists", sys.executable, "tests/gpu/sanitized_pages.py"),
     ("words and flags", sys.executable, "tests/gpu/sanitized_words.py"),
@@ -227,14 +224,17 @@ def figures() -> None:
 
 
 def vllm() -> None:
-    """Run prefill and decode engines of vLLM, by each connector that is installed."""
-    for mode, arguments in VLLM_RUNS:
-        wanted = ("vllm", "nixl") if mode == "nixl" else ("vllm",)
-        missing = [name for name in wanted if not installed(name)]
-        if missing:
-            left_out(f"vllm {mode}", f"{' and '.join(missing)} cannot be imported here")
-        else:
-            step(f"vllm {mode}", sys.executable, "tests/gpu/vllm_pair.py", mode, *arguments, limit_s=400)
+    """Run prefill and decode engines of vLLM by each connector that is installed, and nodes of a cluster with them."""
+    if not installed("vllm"):
+        left_out("vllm", "it cannot be imported here")
+        return
+    modes = ["connector", "face"]
+    if installed("nixl"):
+        modes.append("nixl")
+    else:
+        left_out("vllm over NIXL", "nixl cannot be imported here")
+    step("vllm pair", sys.executable, "tests/gpu/vllm_pair.py", *modes, *VLLM_PAIR, limit_s=600)
+    step("vllm nodes", sys.executable, "tests/gpu/vllm_nodes.py", *VLLM_NODES, limit_s=500)
 
 
 def main() -> None:
