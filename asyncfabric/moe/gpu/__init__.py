@@ -11,6 +11,14 @@ its invariants: docs/explain/moe_gpu.md.
 from asyncfabric.moe.gpu.exchange import CudaMoeExchange
 from asyncfabric.moe.gpu.handle import CudaMoeHandle
 from asyncfabric.moe.gpu.lanes import cuda_buffer_bytes
-from asyncfabric.moe.gpu.opening import open_moe_cuda
+from asyncfabric.moe.gpu.opening import open_moe_cuda, open_moe_slots
+from asyncfabric.moe.gpu.slots import CudaSlotExchange
 
-__all__ = ["CudaMoeExchange", "CudaMoeHandle", "cuda_buffer_bytes", "open_moe_cuda"]
+__all__ = [
+    "CudaMoeExchange",
+    "CudaMoeHandle",
+    "CudaSlotExchange",
+    "cuda_buffer_bytes",
+    "open_moe_cuda",
+    "open_moe_slots",
+]

@@ -15,7 +15,7 @@ import torch
 
 from asyncfabric import Fabric
 from asyncfabric.moe.faults import MissingRankError
-from asyncfabric.moe.gpu.handle import CudaMoeHandle, handle_of
+from asyncfabric.moe.gpu.handle import CudaMoeHandle, Output, handle_of
 from asyncfabric.moe.gpu.lanes import cuda_buffer_bytes
 from asyncfabric.moe.gpu.launch import RECEIVE, SEND, WAITS, combine_words, dispatch_words
 from asyncfabric.moe.gpu.session import NvlinkSession, open_nvlink
@@ -203,11 +203,15 @@ class CudaMoeExchange(StepwiseExchange[CudaMoeHandle]):
         checked_tokens(self.config, self.device, x, indices, weights, scales)
         checked_count(self.device, count)
         self._check_room()
-        output = session.outputs[self._next % self.config.in_flight]
+        output = self._output(session.outputs[self._next % self.config.in_flight])
         handle = handle_of(self._next, self.epoch, x.shape[0], output)
         handle.given = (x, indices, weights, scales, count)
         self._begun(handle)
         return handle
+
+    def _output(self, turn: Output) -> Output:
+        """Return the memory that the next step hands out, of a turn."""
+        return turn
 
     def _dispatch(self, roles: int, handle: CudaMoeHandle) -> CudaMoeHandle:
         session = self._opened(handle)
@@ -220,7 +224,8 @@ class CudaMoeExchange(StepwiseExchange[CudaMoeHandle]):
         if not handle.received or handle.returned:
             state = "was sent back already" if handle.returned else "has no rows yet; call dispatch_recv(handle) first"
             raise ValueError(f"step {handle.number} {state}")
-        checked_rows("expert_rows", self.config, self.device, expert_rows, handle.rows.shape[0])
+        rows = handle.rows.shape[0] if handle.filled is None else handle.filled
+        checked_rows("expert_rows", self.config, self.device, expert_rows, rows)
         self._check_turn("sent back", handle, lambda older: not older.returned)
         y = self._out(handle, out)
         handle.expert_rows, handle.returned = expert_rows, True

@@ -5,7 +5,7 @@ What users read; no logic beyond allocation. Runs on the thread that calls the e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -27,19 +27,22 @@ class Output:
     reached: torch.Tensor
     counts: torch.Tensor
     places: torch.Tensor
+    ranges: torch.Tensor | None = None
+    """Of rows in slots, shape [experts, ranks]: where the rows of a rank begin, << 32, and how many there are."""
 
 
 def output_of(layout: NvlinkLayout, rank: int, device: torch.device) -> Output:
-    """Allocate the memory of one turn."""
+    """Allocate the memory of one turn; that of rows in slots is each step's own, see `with_slots`."""
     config = layout.config
     capacity, experts = layout.row_capacity(rank), len(config.experts_of(rank))
+    rows = 0 if layout.slot_rows else capacity
 
     def ints(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.int32, device=device)
 
     return Output(
-        rows=torch.zeros(capacity, layout.row_bytes, dtype=torch.uint8, device=device).view(config.in_torch),
-        scales=torch.zeros(capacity, layout.words, dtype=torch.float32, device=device) if layout.words else None,
+        rows=torch.zeros(rows, layout.row_bytes, dtype=torch.uint8, device=device).view(config.in_torch),
+        scales=torch.zeros(rows, layout.words, dtype=torch.float32, device=device) if layout.words else None,
         tokens_per_expert=ints(experts),
         offsets=ints(experts + 1),
         source_ranks=ints(capacity),
@@ -49,6 +52,27 @@ def output_of(layout: NvlinkLayout, rank: int, device: torch.device) -> Output:
         reached=ints(config.max_tokens),
         counts=ints(config.ranks),
         places=ints(2, config.ranks, config.max_tokens),
+    )
+
+
+def with_slots(layout: NvlinkLayout, rank: int, turn: Output) -> Output:
+    """Return the memory of a turn with what the user of a step gets from it as tensors of their own.
+
+    Rows behind the last of an expert are anything. Scales have the shape [experts, scales, rows of an expert].
+    """
+    config, device = layout.config, turn.counts.device
+    experts, each = len(config.experts_of(rank)), layout.slot_rows
+
+    def ints(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+    return replace(
+        turn,
+        rows=torch.empty(experts * each, config.hidden, dtype=config.in_torch, device=device),
+        scales=torch.empty(experts, config.scales, each, device=device, dtype=torch.float32) if config.scales else None,
+        tokens_per_expert=ints(experts),
+        source_tokens=ints(experts * each),
+        ranges=torch.empty(experts, config.ranks, dtype=torch.int64, device=device),
     )
 
 
@@ -71,6 +95,9 @@ class CudaMoeHandle:
         source_ranks: for each row the rank that it came from, -1 for padding. int32.
         source_tokens: for each row which token of that rank it is, -1 for padding. int32.
         source_choices: for each row which of the token's top-k choices it is, -1 for padding. int32.
+        filled: rows that outputs are given for, where the host knows that no more count; None: as many as `rows` has.
+        late_weights: given to a combine of rows in slots, shape [tokens, top_k].
+        waited: int64 [ranks] on the GPU: a kernel adds the nanoseconds that it waits for each rank; None: not wanted.
     """
 
     number: int
@@ -90,6 +117,9 @@ class CudaMoeHandle:
     returned: bool = False
     combined: bool = False
     lanes: tuple[CudaMoeHandle, ...] = field(default=())
+    filled: int | None = None
+    late_weights: torch.Tensor | None = None
+    waited: torch.Tensor | None = None
 
 
 def handle_of(number: int, epoch: int, tokens: int, output: Output) -> CudaMoeHandle:

@@ -27,7 +27,7 @@ KINDS = 3
 """Of arrivals by way of a proxy: routes and private rows, the rest of the rows, sums."""
 STATE_WORDS = 8 + MAX_RANKS
 BETWEEN_THREADS = 256
-WAITS = {1: "its routes", 2: "a token of it", 3: "sums from it", 4: "its end of the step"}
+WAITS = {1: "its routes", 2: "a token of it", 3: "sums from it", 4: "its end of the step", 5: "its weights"}
 COMBINE = {"bfloat16": "moe_combine_bfloat16", "float16": "moe_combine_float16", "float32": "moe_combine_float32"}
 
 
@@ -41,14 +41,14 @@ class ExchangeWords(ctypes.Structure):
         ("verdict_in", c_uint64 * MAX_RANKS),
         *((name, c_uint64) for name in ("state", "broken", "missing", "deadline_ns", "turn_bytes")),
         *((name, c_uint64) for name in ("head", "record_words", "counts", "pairs", "token_words", "slots")),
-        *((name, c_uint64) for name in ("head_word", "back_words", "back", "arrivals")),
+        *((name, c_uint64) for name in ("head_word", "back_words", "back", "late_word", "late_weights", "arrivals")),
         ("reported", c_uint64 * 2),
         ("verdict_sent", c_uint64 * 2),
         ("notes", c_uint64),
         *((name, c_uint32) for name in ("rank", "ranks", "present", "proxied", "experts", "top_k", "max_tokens")),
         *((name, c_uint32) for name in ("in_flight", "alignment", "row_bytes", "scales", "slot_bytes")),
         *((name, c_uint32) for name in ("back_row_bytes", "parts", "stage_bytes", "most_experts", "routers")),
-        *((name, c_uint32) for name in ("private_tokens", "first_rank", "rank_stride")),
+        *((name, c_uint32) for name in ("private_tokens", "first_rank", "rank_stride", "slot_rows")),
     ]
 
 
@@ -58,7 +58,7 @@ class DispatchWords(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, c_uint64) for name in ("x", "indices", "weights", "given_scales", "count", "rows", "row_scales")),
         *((name, c_uint64) for name in ("tokens_per_expert", "offsets", "source_ranks", "source_tokens")),
-        *((name, c_uint64) for name in ("source_choices", "pairs", "reached", "counts", "places")),
+        *((name, c_uint64) for name in ("source_choices", "pairs", "reached", "counts", "places", "ranges", "waited")),
         *((name, c_uint32) for name in ("tokens", "wide_indices", "roles", "unused")),
     ]
 
@@ -68,6 +68,7 @@ class CombineWords(ctypes.Structure):
 
     _fields_: ClassVar = [
         *((name, c_uint64) for name in ("expert_rows", "y", "pairs", "reached", "counts", "places")),
+        *((name, c_uint64) for name in ("weights", "waited")),
         *((name, c_uint32) for name in ("roles", "unused")),
     ]
 
@@ -96,6 +97,15 @@ class NodeWords(ctypes.Structure):
     ]
 
 
+class QuantizeWords(ctypes.Structure):
+    """moe::Quantize: tokens, and where they go as fp8."""
+
+    _fields_: ClassVar = [
+        *((name, c_uint64) for name in ("x", "bytes", "scales", "blocks")),
+        *((name, c_uint32) for name in ("power_of_two", "unused")),
+    ]
+
+
 def dispatch_words(handle: CudaMoeHandle, roles: int) -> DispatchWords:
     """Return what a dispatch of a step is launched with, or a half of it."""
     x, indices, weights, scales, count = handle.given
@@ -118,6 +128,8 @@ def dispatch_words(handle: CudaMoeHandle, roles: int) -> DispatchWords:
         reached=output.reached.data_ptr(),
         counts=output.counts.data_ptr(),
         places=output.places.data_ptr(),
+        ranges=output.ranges.data_ptr() if output.ranges is not None else 0,
+        waited=handle.waited.data_ptr() if handle.waited is not None else 0,
         tokens=handle.tokens,
         wide_indices=indices.dtype == torch.int64,
         roles=roles,
@@ -135,6 +147,8 @@ def combine_words(handle: CudaMoeHandle, y: torch.Tensor, roles: int) -> Combine
         reached=output.reached.data_ptr(),
         counts=output.counts.data_ptr(),
         places=output.places.data_ptr(),
+        weights=handle.late_weights.data_ptr() if handle.late_weights is not None else 0,
+        waited=handle.waited.data_ptr() if handle.waited is not None else 0,
         roles=roles,
     )
 
@@ -160,6 +174,7 @@ class Kernels:
             self._dispatch = self._function("moe_dispatch", layout.dispatch_shared_bytes)
             self._combine = self._function(COMBINE[layout.config.out_dtype], layout.combine_shared_bytes)
             self._gate = self._function("moe_gate", 0)
+            self._quantize = self._function("moe_quantize", 0)
             self._between = {name: self._function(f"moe_{name}", 0) for name in ("spread", "unpack", "trace")}
 
     def dispatch(self, exchange: ExchangeWords, words: DispatchWords, stream: int) -> None:
@@ -174,6 +189,11 @@ class Kernels:
     def between(self, name: Literal["spread", "unpack", "trace"], words: NodeWords, stream: int) -> None:
         """Launch what goes before, between or after the lanes of a step by the nodes; waits for no other rank."""
         self._launch(self._between[name], self._blocks, BETWEEN_THREADS, stream, words)
+
+    def quantize(self, words: QuantizeWords, stream: int) -> None:
+        """Launch the cast of tokens to fp8; waits for no other rank."""
+        warps = BETWEEN_THREADS // 32
+        self._launch(self._quantize, max(1, -(-words.blocks // warps)), BETWEEN_THREADS, stream, words)
 
     def close(self) -> None:
         """Unload; none of them may run any more."""

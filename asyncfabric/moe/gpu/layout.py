@@ -39,6 +39,8 @@ class Parts:
     head_word: int
     back_words: int
     back: int
+    late_word: int
+    late_weights: int
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class NvlinkLayout:
         config: the shape.
         more_words: of 4 bytes that travel with each token behind its scales.
         most_choices: how many choices of a token are of one rank, at most; None: all may be.
+        slot_rows: rows of each expert, which begin at multiples of as many; weights are given to `combine` then. 0: the
+            rows of experts lie close together, and weights travel with the routes.
 
     Raises:
         ValueError: the kernels cannot do what the config asks for.
@@ -57,6 +61,7 @@ class NvlinkLayout:
     config: MoeConfig
     more_words: int = 0
     most_choices: int | None = None
+    slot_rows: int = 0
 
     def __post_init__(self) -> None:
         """Check what kernels demand beyond MoeConfig."""
@@ -147,6 +152,8 @@ class NvlinkLayout:
             head_word=WORD_BYTES,
             back_words=tokens * self.parts * WORD_BYTES,
             back=tokens * self.back_row_bytes,
+            late_word=WORD_BYTES if self.slot_rows else 0,
+            late_weights=tokens * config.top_k * WORD_BYTES if self.slot_rows else 0,
         )
 
     @cached_property
@@ -161,7 +168,7 @@ class NvlinkLayout:
     @property
     def turn_bytes(self) -> int:
         """Bytes of a parcel."""
-        return self.offsets.back + _grains(self.sizes.back)
+        return self.offsets.late_weights + _grains(self.sizes.late_weights)
 
     @property
     def block_bytes(self) -> int:
@@ -198,6 +205,8 @@ class NvlinkLayout:
         if not experts:
             return 0
         config = self.config
+        if self.slot_rows:
+            return experts * self.slot_rows
         choices = config.top_k if self.most_choices is None else self.most_choices
         return config.ranks * config.max_tokens * choices + experts * (config.expert_alignment - 1)
 

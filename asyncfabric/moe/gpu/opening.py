@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import TypeVar
 
 import anyio
 import anyio.abc
@@ -16,9 +17,11 @@ from asyncfabric.moe.gpu.lanes import NodeLanes, cuda_buffer_bytes, lanes_of
 from asyncfabric.moe.gpu.layout import NvlinkLayout
 from asyncfabric.moe.gpu.node_exchange import CudaNodeExchange
 from asyncfabric.moe.gpu.site import Site, hosts_of
+from asyncfabric.moe.gpu.slots import CudaSlotExchange
 from asyncfabric.moe.group import MoeGroup
 
 DEADLINE_S = 10.0
+ExchangeT = TypeVar("ExchangeT", bound=CudaMoeExchange)
 
 
 def open_moe_cuda(
@@ -62,11 +65,61 @@ def open_moe_cuda(
 
     Cancellation: what was opened is closed again, shielded; then it goes on.
     """
-    if len(group.addresses) != config.ranks:
-        raise ValueError(f"config.ranks is {config.ranks}, the group has {len(group.addresses)} addresses")
     found, homes = torch.device(device), hosts_of(config.ranks, hosts)
     lanes = lanes_of(config, group.rank // config.node_size) if config.node_size > 1 else None
     layouts = (lanes.across, lanes.inside) if lanes else (NvlinkLayout(config),)
+    _check_opening(group, config, found, layouts, blocks, deadline_s, cuda_buffer_bytes(config))
+    if lanes is None:
+        site = Site(layouts[0], group.rank, found, blocks, deadline_s, homes)
+        return _opening([site], lambda tasks: CudaMoeExchange(fabric, group, site, tasks))
+    across, inside = (_lane_site(lanes, layout, group.rank, found, blocks, deadline_s, homes) for layout in layouts)
+    return _opening([across, inside], lambda tasks: CudaNodeExchange(fabric, group, lanes, (across, inside), tasks))
+
+
+def open_moe_slots(
+    fabric: Fabric,
+    group: MoeGroup,
+    config: MoeConfig,
+    *,
+    device: torch.device | str,
+    blocks: int | None = None,
+    deadline_s: float = DEADLINE_S,
+) -> AbstractAsyncContextManager[CudaSlotExchange]:
+    """Open an exchange among the GPUs of one host whose rows lie in slots: `max_tokens` of each rank for each expert.
+
+    Takes, raises and is cancelled as `open_moe_cuda`, without hosts and nodes.
+    """
+    if config.node_size > 1:
+        raise ValueError(f"an exchange with rows in slots has no nodes, got node_size {config.node_size}")
+    layout = NvlinkLayout(config, slot_rows=config.ranks * config.max_tokens)
+    site = _checked_site(group, config, layout, device, blocks, deadline_s)
+    return _opening([site], lambda tasks: CudaSlotExchange(fabric, group, site, tasks))
+
+
+def _checked_site(
+    group: MoeGroup,
+    config: MoeConfig,
+    layout: NvlinkLayout,
+    device: torch.device | str,
+    blocks: int | None,
+    deadline_s: float,
+) -> Site:
+    found = torch.device(device)
+    _check_opening(group, config, found, (layout,), blocks, deadline_s, layout.buffer_bytes(group.rank))
+    return Site(layout, group.rank, found, blocks, deadline_s, hosts_of(config.ranks, None))
+
+
+def _check_opening(
+    group: MoeGroup,
+    config: MoeConfig,
+    found: torch.device,
+    layouts: Sequence[NvlinkLayout],
+    blocks: int | None,
+    deadline_s: float,
+    needed: int,
+) -> None:
+    if len(group.addresses) != config.ranks:
+        raise ValueError(f"config.ranks is {config.ranks}, the group has {len(group.addresses)} addresses")
     if found.type != "cuda" or found.index is None:
         raise ValueError(f"device must name a GPU, such as cuda:0, got {found}")
     routers = max(layout.routers for layout in layouts)
@@ -74,17 +127,11 @@ def open_moe_cuda(
         raise ValueError(f"blocks must be more than the {routers} that route, got {blocks}")
     if not deadline_s > 0:
         raise ValueError(f"deadline_s must be more than 0, got {deadline_s}")
-    needed = cuda_buffer_bytes(config)
     if needed > config.buffer_limit_bytes:
         raise ValueError(
             f"the exchange needs {needed} bytes on each GPU, config.buffer_limit_bytes is {config.buffer_limit_bytes};"
             " raise it, or lower max_tokens or in_flight"
         )
-    if lanes is None:
-        site = Site(layouts[0], group.rank, found, blocks, deadline_s, homes)
-        return _opening([site], lambda tasks: CudaMoeExchange(fabric, group, site, tasks))
-    across, inside = (_lane_site(lanes, layout, group.rank, found, blocks, deadline_s, homes) for layout in layouts)
-    return _opening([across, inside], lambda tasks: CudaNodeExchange(fabric, group, lanes, (across, inside), tasks))
 
 
 def _lane_site(
@@ -103,8 +150,8 @@ def _lane_site(
 
 @asynccontextmanager
 async def _opening(
-    sites: Sequence[Site], make: Callable[[anyio.abc.TaskGroup | None], CudaMoeExchange]
-) -> AsyncIterator[CudaMoeExchange]:
+    sites: Sequence[Site], make: Callable[[anyio.abc.TaskGroup | None], ExchangeT]
+) -> AsyncIterator[ExchangeT]:
     failure: Exception | None = None
     far = any(site.far(range(site.layout.config.ranks)) for site in sites)
     # Tasks of the proxy, if there is one; whatever fails beside them is reported as it is, not as a group.

@@ -136,7 +136,7 @@ async def _introduce(
     with tempfile.TemporaryDirectory(prefix="asyncfabric-moe-") as folder:
         place = str(Path(folder) / "pages")
         async with await anyio.create_unix_listener(place) as listener:
-            shape = ("nvlink", config, tuple(present), site.hosts)
+            shape = ("nvlink", config, tuple(present), site.hosts, layout.slot_rows)
             keys = [staging.key_for(rank) if staging and rank in far else b"" for rank in range(config.ranks)]
             card = Card(
                 tag=group.tag,
@@ -231,6 +231,7 @@ def _words(site: Site, present: Sequence[int]) -> ExchangeWords:
         private_tokens=config.private,
         first_rank=site.first_rank,
         rank_stride=site.rank_stride,
+        slot_rows=layout.slot_rows,
     )
     for name in Parts.__dataclass_fields__:
         setattr(words, name, getattr(layout.offsets, name))

@@ -57,6 +57,11 @@ def checked_rows(name: str, config: MoeConfig, device: torch.device, given: torc
     _check(name, given, device, (config.out_torch,), config.hidden, rows)
 
 
+def checked_weights(config: MoeConfig, device: torch.device, weights: torch.Tensor, tokens: int) -> None:
+    """Raise for weights that are not one float32 for each choice; as `checked_tokens`."""
+    _check("weights", weights, device, (torch.float32,), config.top_k, tokens)
+
+
 def _check(
     name: str,
     given: torch.Tensor,

@@ -22,6 +22,9 @@ struct Combine {
   const uint32_t* reached;
   const uint32_t* counts;
   const uint32_t* places;  // as in Dispatch
+  const float*
+      weights;      // of the own tokens, [tokens][top_k], where they are known only now; null: those of the dispatch
+  int64_t* waited;  // [ranks]: nanoseconds of waiting for the weights of each are added; null: not wanted
   uint32_t roles, unused;
 };
 
@@ -145,6 +148,31 @@ __device__ inline Pair pair_of(const Exchange& ex, const Combine& go, const Piec
   return lane_of() < ex.top_k ? go.pairs[slot * ex.top_k + lane_of()] : Pair{kNone, 0};
 }
 
+constexpr uint32_t kWeightsBarrier = 2;
+
+// Receiving warps of the first blocks, a block for each other rank: the weights of the own tokens to the ranks of their experts. The next
+// weights of this turn are stored after a later dispatch has had the routes of all ranks, which follow what they read here (MOE-1).
+__device__ inline void send_weights(const Exchange& ex, const Combine& go, uint32_t step, uint32_t tokens) {
+  const uint32_t thread = threadIdx.x - kBackWarps * 32;
+  for (uint32_t number = blockIdx.x; number < ex.ranks - 1; number += gridDim.x) {
+    const uint32_t rank = (ex.rank + 1 + number) % ex.ranks;
+    if (!(ex.present >> rank & 1)) continue;
+    float* const target = out<float>(ex, rank, step, ex.late_weights);
+    for (uint32_t i = thread; i < tokens * ex.top_k; i += kBackWarps * 32) target[i] = go.weights[i];
+    asm volatile("bar.sync %0, %1;" ::"n"(kWeightsBarrier), "n"(kBackWarps * 32) : "memory");
+    if (thread == 0) store_release(out<uint32_t>(ex, rank, step, ex.late_word), step);
+  }
+}
+
+// The weight of a choice of a token, of each lane: what came in this combine, or else what the pair has.
+__device__ inline Pair weighed(const Exchange& ex, const Combine& go, uint32_t step, const Piece& piece, Pair pair) {
+  if (go.weights == nullptr || pair.place == kNone) return pair;
+  const uint64_t at = static_cast<uint64_t>(piece.token) * ex.top_k + lane_of();
+  const float* const came = in<float>(ex, piece.source, step, ex.late_weights);
+  pair.weight = piece.source == ex.rank ? go.weights[at] : __ldcg(came + at);
+  return pair;
+}
+
 // What a warp reads before it knows the step, all at once: tokens of each rank, and the pairs of its first piece if there is one.
 struct Ahead {
   uint32_t counts;
@@ -169,7 +197,7 @@ __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t
     const Piece piece = piece_to_send(ex, item);
     const auto [number, source, token] = piece;
     if (token >= __shfl_sync(kAll, ahead.counts, source)) continue;
-    const Pair pair = item == first ? ahead.pair : pair_of(ex, go, piece);
+    const Pair pair = weighed(ex, go, step, piece, item == first ? ahead.pair : pair_of(ex, go, piece));
     const uint64_t slot = static_cast<uint64_t>(source) * ex.max_tokens + token;
     if (__ballot_sync(kAll, pair.place != kNone) == 0) continue;
     const bool packed = is_proxied(ex, source);
@@ -219,7 +247,7 @@ __device__ inline void take_sums(const Exchange& ex, const Combine& go, uint32_t
     const uint32_t reached = go.reached[token] & ex.present;
     const bool mine = lane < ex.ranks && lane != ex.rank && reached >> lane & 1 && !is_proxied(ex, lane);
     const uint32_t* const words = mine ? in<uint32_t>(ex, lane, step, ex.back_words) : nullptr;
-    const Pair pair = item == first ? ahead.pair : pair_of(ex, go, piece);
+    const Pair pair = weighed(ex, go, step, piece, item == first ? ahead.pair : pair_of(ex, go, piece));
     const Span span = span_of(ex, number);
     uint4* const y = reinterpret_cast<uint4*>(go.y + static_cast<uint64_t>(token) * ex.back_row_bytes);
     for (uint32_t at = span.begin + lane; at - lane < span.end; at += kColumns * 32) {
@@ -285,8 +313,17 @@ __device__ inline void combine(const Exchange& ex, const Combine& go, char* shar
     // To everybody, also to those whom nothing goes back to: this rank has read all it was sent in this step (MOE-1). What a proxy
     // carries back holds the same.
     if (blockIdx.x == 0 && warp == 0 && other) store_release(out<uint32_t>(ex, lane, steps[0], ex.head_word), steps[0]);
+    if (go.weights != nullptr) {
+      const uint32_t* const word = other ? in<uint32_t>(ex, lane, steps[0], ex.late_word) : nullptr;
+      int64_t* const waited = blockIdx.x == 0 && warp == 0 ? go.waited : nullptr;
+      if (!await(ex, other, word, steps[0], lane, kWeights, waited)) return;
+    }
     send_sums<T>(ex, go, steps[0], first, stride, ahead, shared + warp * kRing * kBlockBytes);
-  } else if (go.roles & kReceive) {
+    return;
+  }
+  if (go.weights != nullptr && go.roles & kSend)
+    send_weights(ex, go, steps[0], __shfl_sync(kAll, ahead.counts, ex.rank));
+  if (go.roles & kReceive) {
     take_sums<T>(ex, go, steps[1], first, stride, ahead);
     if (blockIdx.x == 0 && number == 0)
       await(ex, other, other ? in<uint32_t>(ex, lane, steps[1], ex.head_word) : nullptr, steps[1], lane, kHead);

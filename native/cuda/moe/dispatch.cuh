@@ -101,20 +101,33 @@ __device__ inline uint32_t rows_from(const Exchange& ex, uint32_t step, uint32_t
 }
 
 // Receiving warps of a block; `number` among them. Returns whether all records came.
-__device__ inline bool take_records(const Exchange& ex, uint32_t step, uint32_t number, Places& places) {
+__device__ inline bool take_records(const Exchange& ex, const Dispatch& go, uint32_t step, uint32_t number,
+                                    Places& places) {
   if (number == 0) {
+    int64_t* const waited = blockIdx.x == ex.routers ? go.waited : nullptr;
     const uint32_t sources = ex.ranks * ex.routers;
     bool all = true;
     for (uint32_t block = 0; all && block < sources; block += 32) {
       const uint32_t source = block + lane_of(), rank = source / ex.routers;
       const bool mine = source < sources && ex.present >> rank & 1 && !is_proxied(ex, rank);
       const uint32_t* const words = mine ? in<uint32_t>(ex, rank, step, ex.record_words) : nullptr;
-      all = await(ex, mine, words + source % ex.routers, step, rank, kRecord);
+      all = await(ex, mine, words + source % ex.routers, step, rank, kRecord, waited);
     }
     if (lane_of() == 0) places.alive = all;
   }
   meet_receivers();
   return places.alive;
+}
+
+// One thread: which of the rows of an expert are of which rank. `base`: where those of each source begin, counted from its first.
+__device__ inline void put_ranges(const Exchange& ex, const Dispatch& go, uint32_t expert, const uint32_t* base,
+                                  uint32_t rows) {
+  for (uint32_t rank = 0; rank < ex.ranks; ++rank) {
+    const uint32_t begin = base[rank * ex.routers];
+    const uint32_t end = rank + 1 < ex.ranks ? base[(rank + 1) * ex.routers] : rows;
+    go.ranges[static_cast<uint64_t>(expert) * ex.ranks + rank] =
+        static_cast<int64_t>(static_cast<uint64_t>(begin) << 32 | (end - begin));
+  }
 }
 
 // Receiving warps of a block: works out where the rows of each (expert, source) begin. A thread has an expert.
@@ -155,10 +168,12 @@ __device__ inline void place_rows(const Exchange& ex, const Dispatch& go, uint32
       if (warp < number) at += places.sums[warp];
       begin += places.sums[warp];
     }
+    if (ex.slot_rows != 0) at = expert * ex.slot_rows, begin = own.count * ex.slot_rows;
     if (expert < own.count) {
+      if (ex.slot_rows != 0 && blockIdx.x == ex.routers) put_ranges(ex, go, expert, base, rows);
       places.offsets[expert] = at;
       for (uint32_t source = 0; source < sources; ++source) base[source] += at;
-      if (blockIdx.x == ex.routers) go.tokens_per_expert[expert] = rows;
+      if (blockIdx.x == ex.routers) go.tokens_per_expert[expert] = ex.slot_rows != 0 ? min(rows, ex.slot_rows) : rows;
     }
     if (number == 0 && lane == 0) places.offsets[own.count] = begin;
     meet_receivers();
@@ -169,9 +184,10 @@ __device__ inline void place_rows(const Exchange& ex, const Dispatch& go, uint32
   if (number == 0 && lane < ex.ranks) go.counts[lane] = places.tokens[lane];
 }
 
-// The rows between the last of an expert and the first of the next: zeros, of nobody.
+// The rows between the last of an expert and the first of the next: zeros, of nobody. What is behind the last row in slots is anything.
 __device__ inline void clear_padding(const Exchange& ex, const Dispatch& go, uint32_t step, uint32_t first,
                                      uint32_t stride, const Places& places) {
+  if (ex.slot_rows != 0) return;
   const Experts own = experts_of(ex, ex.rank);
   const uint32_t lane = lane_of();
   for (uint32_t expert = first; expert < own.count; expert += stride) {
@@ -237,16 +253,26 @@ __device__ inline void take_tokens(const Exchange& ex, const Dispatch& go, uint3
     if (token >= places.tokens[source]) continue;
     if (number != first) coming = look_at(ex, go, step, item, stage);
     const uint64_t slot = static_cast<uint64_t>(source) * ex.max_tokens + token;
-    const bool local = coming.wanted >> lane & 1;
+    bool local = coming.wanted >> lane & 1;
     const uint32_t expert = (coming.pair.place >> kOrdinalBits) - own_first;
     uint32_t row = kNone;
     if (local)
       row = places.base[(expert * ex.ranks + source) * ex.routers + token / piece] +
             (coming.pair.place & ((1u << kOrdinalBits) - 1));
+    if (ex.slot_rows != 0) {  // an expert that tokens name more than once may have more rows than slots
+      if (local && row >= (expert + 1) * ex.slot_rows) local = false, row = kNone;
+      coming.wanted = __ballot_sync(kAll, local);
+    }
     if (lane < ex.top_k) go.pairs[slot * ex.top_k + lane] = Pair{row, coming.pair.weight};
     if (is_proxied(ex, source) && lane == 0)
       go.places[static_cast<uint64_t>(ex.ranks) * ex.max_tokens + slot] = coming.place;
-    if (coming.wanted == 0) continue;
+    if (coming.wanted == 0) {
+      if (coming.starts) {
+        wait_load(stage.barrier, stage.phase);
+        stage.phase ^= 1;
+      }
+      continue;
+    }
     const char* const from = row_of(ex, go, step, item, coming.place);
     if (!coming.starts) {
       const uint32_t* const word = in<uint32_t>(ex, source, step, ex.token_words) + token;
@@ -258,12 +284,17 @@ __device__ inline void take_tokens(const Exchange& ex, const Dispatch& go, uint3
     }
     const float* const scales = source != ex.rank ? reinterpret_cast<const float*>(from + ex.row_bytes)
                                                   : go.scales + static_cast<uint64_t>(token) * ex.scales;
+    // Scales of a row lie beside each other; in slots each lies beside those of the expert's other rows, as the matrix libraries of
+    // callers want it.
+    const uint32_t unit = ex.slot_rows != 0 ? ex.slot_rows : 1;
+    const uint64_t scale_row = ex.slot_rows != 0 ? static_cast<uint64_t>(expert) * (ex.scales - 1) * ex.slot_rows + row
+                                                 : static_cast<uint64_t>(row) * ex.scales;
     for (uint32_t begin = 0; begin < ex.scales; begin += 32) {
       const uint32_t i = begin + lane;
       const float scale = i < ex.scales ? __ldcg(scales + i) : 0;
       for (uint32_t left = coming.wanted; left != 0; left &= left - 1) {
-        const uint64_t to = static_cast<uint64_t>(__shfl_sync(kAll, row, __ffs(left) - 1)) * ex.scales;
-        if (i < ex.scales) go.row_scales[to + i] = scale;
+        const uint64_t to = __shfl_sync(kAll, scale_row, __ffs(left) - 1);
+        if (i < ex.scales) go.row_scales[to + static_cast<uint64_t>(i) * unit] = scale;
       }
     }
     if (local) {
@@ -326,7 +357,7 @@ __device__ inline void dispatch(const Exchange& ex, const Dispatch& go, char* sh
   if (!(go.roles & kReceive)) return;
   const uint32_t number = warp - kSendWarps, stride = kReceiveWarps * workers;
   const uint32_t first = (kReceiveWarps - 1 - number) * workers + worker;
-  if (!take_records(ex, steps[1], number, places)) return;
+  if (!take_records(ex, go, steps[1], number, places)) return;
   const Coming coming = look_at(ex, go, steps[1], item_of(ex, first), stage);
   place_rows(ex, go, steps[1], number, places);
   take_tokens(ex, go, steps[1], first, stride, coming, stage, places);

@@ -27,6 +27,9 @@ struct Dispatch {
   uint32_t* counts;   // [ranks]: tokens of each rank
   uint32_t*
       places;  // [2][ranks][max_tokens]: which row of the parcel a token is behind a proxy: own ones sent, those that came
+  // Of rows in slots: [experts][ranks], where the rows of a rank begin among those of the expert, and how many (low half).
+  int64_t* ranges;
+  int64_t* waited;  // [ranks]: nanoseconds of waiting for the routes of each are added; null: not wanted
   uint32_t tokens, wide_indices, roles, unused;
 };
 

@@ -29,7 +29,7 @@ struct State {
 };
 
 // What waits are for; the host names it.
-enum Wait : uint32_t { kRecord = 1, kToken, kBack, kHead };
+enum Wait : uint32_t { kRecord = 1, kToken, kBack, kHead, kWeights };
 
 // What comes by way of a proxy: counted by the engine in the word at `flag`; `seen` were waited for before.
 enum Kind : uint32_t { kThere, kRest, kReturn, kKinds };
@@ -52,7 +52,7 @@ struct Exchange {
   uint32_t* missing;  // host words: what was waited for from each rank when a kernel gave up
   uint64_t deadline_ns;
   uint64_t turn_bytes;  // of a parcel; offsets below are inside of it
-  uint64_t head, record_words, counts, pairs, token_words, slots, head_word, back_words, back;
+  uint64_t head, record_words, counts, pairs, token_words, slots, head_word, back_words, back, late_word, late_weights;
   Arrival* arrivals;          // [kinds][ranks][in_flight]
   uint64_t* reported[2];      // watch words of the proxy: the step whose dispatch, combine has been packed
   uint64_t* verdict_sent[2];  // the same, of both lanes' proxies: verdicts are there; 0: no proxy
@@ -61,6 +61,7 @@ struct Exchange {
   uint32_t rank, ranks, present, proxied, experts, top_k, max_tokens, in_flight, alignment;
   uint32_t row_bytes, scales, slot_bytes, back_row_bytes, parts, stage_bytes, most_experts, routers, private_tokens;
   uint32_t first_rank, rank_stride;  // of the ranks of this lane in the whole exchange
+  uint32_t slot_rows;  // of each expert, which begin at multiples of as many; 0: the rows of experts lie close together
 };
 
 // The head of a parcel.
@@ -204,6 +205,22 @@ __device__ inline bool wait_until(const Exchange& ex, bool mine, uint32_t rank, 
 __device__ inline bool await(const Exchange& ex, bool mine, const uint32_t* word, uint32_t step, uint32_t rank,
                              Wait what) {
   return wait_until(ex, mine, rank, what, [&] { return load_acquire(word) == step; }, [] { return false; });
+}
+
+// The same; adds the nanoseconds that each lane waited to the number of its rank in `waited`, unless that is null.
+__device__ inline bool await(const Exchange& ex, bool mine, const uint32_t* word, uint32_t step, uint32_t rank,
+                             Wait what, int64_t* waited) {
+  if (waited == nullptr) return await(ex, mine, word, step, rank, what);
+  const uint64_t begin = now_ns();
+  uint64_t end = begin;
+  const auto ready = [&] {
+    if (load_acquire(word) != step) return false;
+    end = now_ns();
+    return true;
+  };
+  const bool all = wait_until(ex, mine, rank, what, ready, [] { return false; });
+  if (mine) atomicAdd(reinterpret_cast<unsigned long long*>(waited) + rank, end - begin);
+  return all;
 }
 
 // ---- bulk copies: one thread starts them, 16-byte aligned, any multiple of 16 bytes

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from asyncfabric.moe import MoeConfig
 from asyncfabric.moe.gpu import cuda_buffer_bytes
-from asyncfabric.moe.gpu.launch import CombineWords, DispatchWords, ExchangeWords, GateWords, NodeWords, kernel_text
+from asyncfabric.moe.gpu.launch import (
+    CombineWords,
+    DispatchWords,
+    ExchangeWords,
+    GateWords,
+    NodeWords,
+    QuantizeWords,
+    kernel_text,
+)
 from asyncfabric.moe.gpu.layout import (
     BACK_WARPS,
     MAX_EXPERTS,
@@ -166,15 +174,18 @@ def test_structs_are_as_large_as_the_kernels_take_them() -> None:
     assert combine == [ctypes.sizeof(CombineWords)] * 3
     between = {f"moe_{name}_param_0" for name in ("spread", "unpack", "trace")}
     assert {sizes[name] for name in between} == {ctypes.sizeof(NodeWords)}
-    exchange = {size for name, size in sizes.items() if name.endswith("_0") and name not in between}
+    assert sizes["moe_quantize_param_0"] == ctypes.sizeof(QuantizeWords)
+    others = between | {"moe_quantize_param_0"}
+    exchange = {size for name, size in sizes.items() if name.endswith("_0") and name not in others}
     assert exchange == {ctypes.sizeof(ExchangeWords)}
 
 
-@pytest.mark.parametrize("struct", [ExchangeWords, DispatchWords, CombineWords, GateWords, NodeWords])
+@pytest.mark.parametrize("struct", [ExchangeWords, DispatchWords, CombineWords, GateWords, NodeWords, QuantizeWords])
 def test_structs_have_the_fields_of_the_kernels_in_their_order(struct: type[ctypes.Structure]) -> None:
     name = {"NodeWords": "NodeStep"}.get(struct.__name__, struct.__name__.removesuffix("Words"))
     source = "".join(
-        (NATIVE / "moe" / f"{each}.cuh").read_text() for each in ("words", "route", "combine", "gate", "nodes")
+        (NATIVE / "moe" / f"{each}.cuh").read_text()
+        for each in ("words", "route", "combine", "gate", "nodes", "quantize")
     )
     body = re.search(rf"struct {name} {{(.*?)\n}};", source, re.DOTALL)
     assert body is not None
