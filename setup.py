@@ -129,6 +129,7 @@ setup(
         "asyncfabric": ["py.typed"],
         "asyncfabric._native": ["_engine.pyi"],
         "asyncfabric.integrations.nixl": ["pythonpath/nixl/*.py"],  # no package of ours: a folder for PYTHONPATH
+        "asyncfabric.integrations.deep_ep": ["pythonpath/deep_ep/*.py"],
         "asyncfabric.moe.gpu": ["_generated/kernels.ptx"],
         "asyncfabric.weights.memory.gpu": ["_generated/kernels.ptx"],
     },

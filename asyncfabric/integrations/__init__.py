@@ -7,5 +7,5 @@ vllm: a KV connector of vLLM (extra `vllm`).
 ray: a tensor transport of Ray (extra `ray`).
 lmcache: a transfer channel of LMCache (extra `lmcache`).
 checkpoint_engine: the P2P store of checkpoint_engine (extra `checkpoint-engine`).
-deep_ep: the interface of DeepEP's `Buffer`, for host tensors (extra `torch`).
+deep_ep: the interface of DeepEP's `Buffer`, for host and GPU tensors (extra `torch`).
 """

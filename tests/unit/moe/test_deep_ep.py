@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="DeepEP's tensors are torch's")
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+
+sys.path.append(str(Path(__file__).parents[2] / "property"))
+from thread_comm import ThreadComm  # noqa: E402
 
 from asyncfabric.integrations import deep_ep  # noqa: E402
 from asyncfabric.moe import MissingRankError  # noqa: E402
@@ -22,26 +27,6 @@ OWN = EXPERTS // RANKS
 PATIENCE_S = 60.0
 SOON_S = 1.5
 """A deadline that is meant to pass; what is asserted is who is named, not when."""
-
-
-class Comm:
-    """What mpi4py's communicator is to a Buffer, among threads."""
-
-    def __init__(self, rank: int, values: list[Any], barrier: threading.Barrier) -> None:
-        self.rank, self.values, self.barrier = rank, values, barrier
-
-    def Get_rank(self) -> int:  # noqa: N802  # the name is mpi4py's
-        return self.rank
-
-    def Get_size(self) -> int:  # noqa: N802
-        return len(self.values)
-
-    def allgather(self, value: Any) -> list[Any]:
-        self.values[self.rank] = value
-        self.barrier.wait(PATIENCE_S)
-        found = list(self.values)
-        self.barrier.wait(PATIENCE_S)
-        return found
 
 
 Run = Callable[[Callable[[deep_ep.Buffer], Any]], list[Any]]
@@ -64,7 +49,7 @@ def run() -> Iterator[Run]:
     with ThreadPoolExecutor(RANKS) as pool:
 
         def opened(rank: int) -> deep_ep.Buffer:
-            comm = Comm(rank, values, barrier)
+            comm = ThreadComm(rank, values, barrier, PATIENCE_S)
             return deep_ep.Buffer(None, comm=comm, max_tokens_per_rank=32, patience_s=PATIENCE_S)
 
         def on_all(body: Callable[[deep_ep.Buffer], Any]) -> list[Any]:
@@ -155,6 +140,23 @@ def test_normal_calls(run: Run, topk: bool, fp8: bool) -> None:
                 assert summed is not None
                 _, mine, given = sources[buffer.rank]
                 assert torch.equal(summed, given.masked_fill(mine < 0, 0.0)), "each weight comes back once"
+
+    run(body)
+
+
+def test_sums_of_fp32_rows_are_fp32(run: Run) -> None:
+    def body(buffer: deep_ep.Buffer) -> None:
+        x, idx, weights = tokens_of(buffer.rank)
+        x = x.float() / 3
+        _, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(idx, EXPERTS)
+        layout = {"is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert}
+        rows, _, _, _, handle, _ = buffer.dispatch(x, **layout, topk_idx=idx, topk_weights=weights)
+        assert isinstance(rows, torch.Tensor) and handle is not None
+        sums, _, _ = buffer.combine(rows, handle)
+        total = torch.zeros(x.shape, dtype=torch.float32)
+        for far in range(RANKS):
+            total += torch.where(in_rank[:, (buffer.rank + far) % RANKS, None], x, 0.0)
+        assert torch.equal(sums, total)
 
     run(body)
 
@@ -312,8 +314,13 @@ def test_a_rank_that_stays_away_is_named_and_the_others_go_on(run: Run) -> None:
         with pytest.raises(MissingRankError, match="rank 1 silent"):
             buffer.low_latency_dispatch(x, idx, MOST, EXPERTS, use_fp8=False)
         handle.step.line._patience_s = PATIENCE_S
+        named = torch.full((RANKS,), 7, dtype=torch.int32)
+        buffer.low_latency_query_mask_buffer(named)
+        assert named.tolist() == [0, 1, 0, 0]
+        buffer.low_latency_update_mask_buffer(1, True)
+        buffer.low_latency_clean_mask_buffer()  # no call has gone on without it yet
         met.wait(PATIENCE_S)
-        buffer.exclude([1])
+        buffer.low_latency_update_mask_buffer(1, True)
         rows, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, MOST, EXPERTS, use_fp8=False)
         sums, _, _ = buffer.low_latency_combine(rows, idx, weights, handle)
         total = torch.zeros(len(x), HIDDEN, dtype=torch.float32)
@@ -321,6 +328,17 @@ def test_a_rank_that_stays_away_is_named_and_the_others_go_on(run: Run) -> None:
             there = (idx[:, choice, None] >= 0) & (idx[:, choice, None] // OWN != 1)
             total += torch.where(there, x.float() * weights[:, choice, None], 0.0)
         assert torch.equal(sums, total.bfloat16())
+        buffer.low_latency_query_mask_buffer(named)
+        assert named.tolist() == [0, 1, 0, 0]
+        refused: list[tuple[Callable[[], Any], str]] = [
+            (lambda: buffer.low_latency_update_mask_buffer(1, False), "rank 1 cannot come back"),
+            (buffer.low_latency_clean_mask_buffer, r"ranks \[1\] cannot come back"),
+            (lambda: buffer.low_latency_update_mask_buffer(buffer.rank, True), "must be another rank of 4"),
+            (lambda: buffer.low_latency_query_mask_buffer(named[:2]), r"must be torch.int32 \[4\]"),
+        ]
+        for call, text in refused:
+            with pytest.raises(ValueError, match=text):
+                call()
 
     run(body)
 
@@ -360,7 +378,7 @@ def test_what_is_not_there_on_a_host_is_refused(run: Run) -> None:
             (lambda: buffer.low_latency_dispatch(x, idx, MOST, EXPERTS + 1), "multiple of the 4 ranks, got 13"),
             (lambda: buffer.set_num_sms(3), "must be even, got 3"),
             (lambda: deep_ep.Buffer(None), "either group or comm"),
-            (lambda: deep_ep.Buffer(None, enable_shrink=True), "enable_shrink=True is not there"),
+            (lambda: buffer.get_local_buffer_tensor(torch.uint8), "get_local_buffer_tensor is not there"),
         ]
         if len(x):
             cases += [

@@ -5,18 +5,23 @@ Methods run on the caller's thread, one at a time; the fabric and the exchanges 
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
+from typing import Any, TypeVar
 
 import anyio
 import torch
 from anyio.from_thread import start_blocking_portal
 
-from asyncfabric import FabricAddress, FabricConfig, open_fabric
-from asyncfabric.integrations.step_line import StepLine
-from asyncfabric.moe import MoeConfig, MoeExchange, MoeGroup, open_moe
+from asyncfabric import Fabric, FabricAddress, FabricConfig, open_fabric
+from asyncfabric.integrations.deep_ep.step_line import StepLine
+from asyncfabric.integrations.rails_variable import config_from
+from asyncfabric.moe import MoeConfig, MoeGroup, open_moe
+
+Exchange = TypeVar("Exchange")
+Result = TypeVar("Result")
 
 
 class LineRoom:
@@ -42,10 +47,11 @@ class LineRoom:
         self._comm = comm
         self._patience_s = patience_s
         self._lines: dict[MoeConfig, StepLine] = {}
+        self._opened = 0
         self._stack = ExitStack()
         self._closing = weakref.finalize(owner, self._stack.close)
         self._portal = self._stack.enter_context(start_blocking_portal("trio"))
-        opened = open_fabric(fabric_config or FabricConfig())
+        opened = open_fabric(fabric_config or config_from(os.environ))
         self._fabric = self._stack.enter_context(self._portal.wrap_async_context_manager(opened))
         addresses = self.gathered(bytes(self._fabric.address))
         self._addresses = [FabricAddress.from_bytes(address) for address in addresses]
@@ -80,8 +86,7 @@ class LineRoom:
             ValueError: no exchange can have this shape.
             MissingRankError: a rank is lost, or did not come in time.
         """
-        if not self._closing.alive:
-            raise ValueError("the buffer was destroyed")
+        self.check_open()
         config = MoeConfig(
             num_experts=num_experts,
             top_k=top_k,
@@ -93,10 +98,42 @@ class LineRoom:
             out_dtype=str(out_dtype).removeprefix("torch."),
         )
         if config not in self._lines:
-            manager = self._portal.wrap_async_context_manager(self._open(config))
-            line = StepLine(self._portal, self._stack.enter_context(manager), self._patience_s)
-            self._lines[config] = line
+            moe = self.entered(lambda fabric, group: open_moe(fabric, group, config))
+            self._lines[config] = StepLine(self._portal, moe, self._patience_s)
         return self._lines[config]
+
+    def check_open(self) -> None:
+        """Raise ValueError once it was closed."""
+        if not self._closing.alive:
+            raise ValueError("the buffer was destroyed")
+
+    def entered(
+        self,
+        opening: Callable[[Fabric, MoeGroup], AbstractAsyncContextManager[Exchange]],
+        *,
+        limited: bool = True,
+    ) -> Exchange:
+        """Open an exchange with all other ranks, on the portal's thread; closed with the room.
+
+        Without `limited` no scope is around the opening: an exchange with tasks outlives no scope that it was opened
+        in.
+        """
+        self._opened += 1
+        manager = self._portal.wrap_async_context_manager(self._open(opening, self._opened, limited))
+        return self._stack.enter_context(manager)
+
+    def wait(self, call: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Result:
+        """Run a coroutine function on the portal's thread, for as long as one half of a call may take."""
+
+        async def patiently() -> Result:
+            with anyio.fail_after(self._patience_s):
+                return await call(*arguments)
+
+        return self._portal.call(patiently)
+
+    def missing(self) -> set[int]:
+        """Return the ranks that calls on host tensors have missed so far."""
+        return {rank for line in self._lines.values() for rank in line.missing}
 
     def exclude(self, ranks: list[int]) -> None:
         """Go on without ranks in the exchanges that are open; one of a new shape would still wait for them."""
@@ -104,9 +141,14 @@ class LineRoom:
             line.exclude(ranks)
 
     @asynccontextmanager
-    async def _open(self, config: MoeConfig) -> AsyncIterator[MoeExchange]:
-        group = MoeGroup(self.rank, self._addresses, tag=f"line {len(self._lines)}")
+    async def _open(
+        self,
+        opening: Callable[[Fabric, MoeGroup], AbstractAsyncContextManager[Exchange]],
+        number: int,
+        limited: bool,
+    ) -> AsyncIterator[Exchange]:
+        group = MoeGroup(self.rank, self._addresses, tag=f"line {number}")
         async with AsyncExitStack() as stack:
-            with anyio.fail_after(self._patience_s):
-                moe = await stack.enter_async_context(open_moe(self._fabric, group, config))
+            with anyio.fail_after(self._patience_s) if limited else nullcontext():
+                moe = await stack.enter_async_context(opening(self._fabric, group))
             yield moe

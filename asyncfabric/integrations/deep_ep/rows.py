@@ -26,17 +26,21 @@ class Layout(NamedTuple):
 def layout_of(topk_idx: torch.Tensor, num_experts: int, ranks: int) -> Layout:
     """Return where tokens with these experts go, shape [tokens, top_k], -1 for none.
 
+    On a GPU nothing is asked: there an expert that does not exist counts as none.
+
     Raises:
         ValueError: experts that do not divide by the ranks, or that do not exist.
     """
     own = experts_of_rank(num_experts, ranks)
-    if topk_idx.numel() and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < num_experts:
+    if not topk_idx.is_cuda and topk_idx.numel() and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < num_experts:
         low, high = int(topk_idx.min()), int(topk_idx.max())
         raise ValueError(f"topk_idx must be in -1..{num_experts - 1}, got {low}..{high}")
-    chosen = topk_idx >= 0
-    per_expert = torch.bincount(topk_idx[chosen], minlength=num_experts).int()
-    in_rank = torch.zeros(len(topk_idx), ranks + 1, dtype=torch.bool)
-    in_rank.scatter_(1, torch.where(chosen, topk_idx // own, ranks).long(), True)
+    chosen = torch.where((topk_idx >= 0) & (topk_idx < num_experts), topk_idx, num_experts).long()
+    per_expert = torch.zeros(num_experts + 1, dtype=torch.int32, device=topk_idx.device)
+    per_expert.scatter_add_(0, chosen.reshape(-1), torch.ones_like(chosen, dtype=torch.int32).reshape(-1))
+    per_expert = per_expert[:num_experts].contiguous()
+    in_rank = torch.zeros(len(topk_idx), ranks + 1, dtype=torch.bool, device=topk_idx.device)
+    in_rank.scatter_(1, chosen // own, True)
     in_rank = in_rank[:, :ranks].contiguous()
     return Layout(in_rank.sum(0).int(), per_expert, in_rank)
 
@@ -81,7 +85,10 @@ def read_about(rows: torch.Tensor, top_k: int, experts: range) -> tuple[torch.Te
     return torch.where(own, chosen - experts.start, -1), rows[:, :top_k].masked_fill(~own, 0.0)
 
 
-def with_biases(sums: torch.Tensor, bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+Bias = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None
+
+
+def with_biases(sums: torch.Tensor, bias: Bias) -> torch.Tensor:
     """Return sums with biases added in fp32, rounded once more."""
     if bias is None:
         return sums

@@ -15,7 +15,7 @@ import anyio
 import torch
 from anyio.from_thread import BlockingPortal
 
-from asyncfabric.moe import MoeExchange, MoeHandle
+from asyncfabric.moe import MissingRankError, MoeExchange, MoeHandle
 
 Result = TypeVar("Result")
 
@@ -40,11 +40,17 @@ class LineStep:
 
 
 class StepLine:
-    """The steps of one exchange."""
+    """The steps of one exchange.
+
+    Attributes:
+        moe: the exchange.
+        missing: ranks that were lost or late, and are not excluded yet.
+    """
 
     def __init__(self, portal: BlockingPortal, moe: MoeExchange, patience_s: float) -> None:
         """Use an open exchange; one half of a step waits `patience_s` for other ranks."""
         self.moe: MoeExchange = moe
+        self.missing: set[int] = set()
         self._portal = portal
         self._patience_s = patience_s
         self._open: list[LineStep] = []
@@ -93,6 +99,7 @@ class StepLine:
             step.handle = None
         self._open.clear()
         self._wait(self.moe.exclude, ranks)
+        self.missing -= set(ranks)
 
     def _send(self, step: LineStep, x: torch.Tensor, scales: torch.Tensor | None) -> None:
         while len(self._open) >= self.moe.config.in_flight:
@@ -120,4 +127,8 @@ class StepLine:
             with anyio.fail_after(self._patience_s):
                 return await call(*arguments)
 
-        return self._portal.call(patiently)
+        try:
+            return self._portal.call(patiently)
+        except MissingRankError as error:
+            self.missing.update(error.ranks)
+            raise

@@ -1,0 +1,81 @@
+"""Which streams calls on GPU tensors run on, and in which order: the communication stream, and launches of an exchange.
+
+Runs on the thread that calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from asyncfabric.integrations.deep_ep.events import EventHandle, EventOverlap
+
+
+class LaunchOrder:
+    """Keeps the launches of an exchange in the order of the calls, whatever streams they are on.
+
+    A graph's launches are ordered by whoever replays it: between a capture and what is outside nothing is waited for.
+    """
+
+    def __init__(self) -> None:
+        """No launch yet."""
+        self._last: tuple[int, torch.cuda.Event, bool] | None = None
+
+    @contextmanager
+    def turn(self, device: torch.device) -> Iterator[None]:
+        """Launch inside, on the current stream."""
+        stream, capturing = torch.cuda.current_stream(device), torch.cuda.is_current_stream_capturing()
+        if self._last is not None:
+            place, event, captured = self._last
+            if place != stream.cuda_stream and captured == capturing:
+                stream.wait_event(event)
+        yield
+        self._last = stream.cuda_stream, stream.record_event(), capturing
+
+
+class CommStream:
+    """The communication stream of a buffer.
+
+    Attributes:
+        stream: of CUDA, of high priority.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Make a stream of a device."""
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+    def begin(self, previous: EventOverlap | None, inputs: Iterable[torch.Tensor | None]) -> torch.cuda.Stream:
+        """Let the communication stream wait for an event, or for the current stream; returns the current stream."""
+        current = torch.cuda.current_stream(self.stream.device)
+        handle = previous.event if previous is not None else None
+        if handle is not None and handle.event is not None:
+            self.stream.wait_event(handle.event)
+        else:
+            self.stream.wait_stream(current)
+        for tensor in inputs:
+            if tensor is not None:
+                tensor.record_stream(self.stream)
+        return current
+
+    def end(
+        self, current: torch.cuda.Stream, outputs: Iterable[torch.Tensor | None], *, async_finish: bool
+    ) -> EventOverlap:
+        """Return the event that ends the work; without `async_finish` the current stream waits for it already."""
+        with torch.cuda.stream(self.stream):
+            handle = EventHandle()
+        for tensor in outputs:
+            if tensor is not None:
+                tensor.record_stream(current)
+        if async_finish:
+            return EventOverlap(handle)
+        assert handle.event is not None
+        current.wait_event(handle.event)
+        return EventOverlap()
+
+
+def check_streams(previous_event: object, *, async_finish: bool, allocate_on_comm_stream: bool) -> None:
+    """Raise ValueError where tensors cannot be allocated on the communication stream, as DeepEP does."""
+    if allocate_on_comm_stream and not (previous_event is not None and async_finish):
+        raise ValueError("allocate_on_comm_stream=True needs a previous_event and async_finish=True")
