@@ -110,9 +110,9 @@ $(STAMPS)/doors-vllm: $(STAMPS)/packages Makefile
 	@touch $@
 
 doors: build $(STAMPS)/doors $(STAMPS)/doors-vllm  ## ring 5 against foreign packages: the real NIXL, Ray, LMCache, vLLM, in an environment of their own
-	$(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors --ignore tests/doors/vllm_engines --ignore tests/doors/vllm_models
+	$(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors --ignore tests/doors/vllm_engines --ignore tests/doors/vllm_models --ignore tests/doors/vllm_experts
 	for version in $(VLLM); do \
-	  PYTHONPATH=$(VLLM_PYTHON)/$$version $(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors/vllm_engines tests/doors/vllm_models; \
+	  PYTHONPATH=$(VLLM_PYTHON)/$$version $(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors/vllm_engines tests/doors/vllm_models tests/doors/vllm_experts; \
 	done
 
 coverage: build  ## the Python tests once more, and which lines and branches of asyncfabric they ran; half as long again
