@@ -109,7 +109,18 @@ $(STAMPS)/doors-vllm: $(STAMPS)/packages Makefile
 	done
 	@touch $@
 
-doors: build $(STAMPS)/doors $(STAMPS)/doors-vllm  ## ring 5 against foreign packages: the real NIXL, Ray, LMCache, vLLM, in an environment of their own
+# Of SGLang the one file that calls DeepEP, which is read and not run: importing it wants what is compiled for GPUs.
+SGLANG ?= 0.5.23
+SGLANG_CALLS := build/doors/sglang/sglang/srt/layers/moe/token_dispatcher/deepep.py
+$(STAMPS)/doors-sglang: $(STAMPS)/packages Makefile
+	rm -rf build/doors/sglang
+	$(PIP) download -q --no-deps --only-binary :all: --dest build/doors/sglang sglang==$(SGLANG)
+	$(BIN)/python -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extract(sys.argv[2], sys.argv[3])' \
+	  build/doors/sglang/*.whl $(SGLANG_CALLS:build/doors/sglang/%=%) build/doors/sglang
+	rm build/doors/sglang/*.whl
+	@touch $@
+
+doors: build $(STAMPS)/doors $(STAMPS)/doors-vllm $(STAMPS)/doors-sglang  ## ring 5 against foreign packages: the real NIXL, Ray, LMCache, vLLM, in an environment of their own
 	$(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors --ignore tests/doors/vllm_engines --ignore tests/doors/vllm_models --ignore tests/doors/vllm_experts
 	for version in $(VLLM); do \
 	  PYTHONPATH=$(VLLM_PYTHON)/$$version $(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors/vllm_engines tests/doors/vllm_models tests/doors/vllm_experts; \

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -69,6 +69,7 @@ class CallHalves:
 
     async_finish: bool
     return_recv_hook: bool
+    event: EventOverlap = field(init=False)
 
     def __post_init__(self) -> None:
         """Refuse what DeepEP refuses."""

@@ -277,8 +277,11 @@ def masks(buffer: Any) -> torch.Tensor:
     return status.cpu()
 
 
-def missed(buffer: Any, lost: int) -> None:
-    """A rank was killed: the mask calls name it, calls raise, and after masking it the others go on."""
+def missed(buffer: Any, lost: int, alive: bool) -> None:
+    """A rank is gone, or alive and stays away: the mask calls name it, calls raise, and without it the others go on."""
+    if buffer.rank == lost:
+        meet(buffer)
+        return
     assert masks(buffer).tolist() == [0] * buffer.group_size
     x, idx, _ = (each.cuda() for each in given_by(buffer.rank, 9, 3))
     buffer.low_latency_dispatch(x, idx, MOST, EXPERTS, use_fp8=False)
@@ -288,6 +291,9 @@ def missed(buffer: Any, lost: int) -> None:
     with pytest.raises(MissingRankError, match=f"waited for rank {lost}"):
         buffer.low_latency_dispatch(x, idx, MOST, EXPERTS, use_fp8=False)
     buffer.low_latency_update_mask_buffer(lost, True)
+    if alive:
+        buffer._mask()
+        meet(buffer)  # in one process nothing is opened where a kernel waits
     right_steps(buffer, (lost,))
     assert masks(buffer).tolist() == wanted
     with pytest.raises(ValueError, match="cannot come back"):

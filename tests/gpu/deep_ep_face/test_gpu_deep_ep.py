@@ -18,7 +18,7 @@ from deep_ep_rank import SHORT_DEADLINE_S, deep_ep_ranks
 STEPS = int(os.environ.get("ASYNCFABRIC_MOE_STEPS", "100"))
 LONG = STEPS >= 1000
 FOLDER = Path(__file__).parent
-PATIENCE_S = 80.0
+PATIENCE_S = 45.0
 
 
 @pytest.mark.alone
@@ -26,14 +26,17 @@ PATIENCE_S = 80.0
 def test_all_cases_are_right_to_the_bit(ranks: int) -> None:
     environment = os.environ | {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     command = [sys.executable, str(FOLDER / "deep_ep_threads.py"), str(ranks), str(STEPS)]
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S * (1 + 3 * LONG), check=False
-    )
-    cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            text = program.communicate(timeout=PATIENCE_S * (1 + 3 * LONG))[0]
+        except subprocess.TimeoutExpired:
+            program.kill()
+            text = program.communicate()[0]
+    cases = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     assert not [case for case in cases if case["wrong"]], "\n".join(
         f"{case['case']}\n{case['wrong']}" for case in cases
     )
-    assert done.returncode == 0 and len(cases) >= 24
+    assert program.returncode == 0 and len(cases) >= 24, text
 
 
 @pytest.mark.skipif(not LONG, reason="A KILLED RANK OF DEEPEP'S INTERFACE WAS NOT TESTED: it is part of the long form")
@@ -44,7 +47,7 @@ def test_a_killed_rank_is_named_by_the_mask_calls_and_the_others_go_on(tmp_path:
         lost = found.ranks.pop(1)
         lost.process.kill()
         lost.process.join()
-        found.do("missed", 1)
+        found.do("missed", 1, False)
 
 
 @pytest.mark.skipif(not LONG, reason="THE PROXY UNDER DEEPEP'S INTERFACE WAS NOT TESTED: it is part of the long form")
