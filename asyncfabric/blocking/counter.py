@@ -34,10 +34,16 @@ class ImmCounter(AnyCounter):
     @property
     def value(self) -> int:
         """Arrivals so far; a look brings on what is under way. Raises ClosedError after `close()`."""
+        if not (self._closed or self._dispatcher.closed):
+            self._dispatcher.assist()
+        return self.counted
+
+    @property
+    def counted(self) -> int:
+        """Arrivals that are known so far. Unlike `value` it brings nothing on. Raises ClosedError after `close()`."""
         dispatcher = self._dispatcher
         if self._closed or dispatcher.closed:
             raise faults.closed(repr(self))
-        dispatcher.assist()
         try:
             return dispatcher.engine.counter_value(self._id)
         except EngineStatusError:  # another thread closes it, or the fabric

@@ -33,8 +33,8 @@ class Counter(Protocol):
         """The imm that is counted."""
 
     @property
-    def value(self) -> int:
-        """Arrivals so far; their bytes are visible."""
+    def counted(self) -> int:
+        """Arrivals that are known so far; their bytes are visible."""
 
     def close(self) -> None:
         """Count nothing more: what arrives is stale."""
@@ -116,7 +116,7 @@ class EarlyNotes:
         found, self._ended = self._ended, []
         for number in tuple(self._waiting):
             slot = self._slots[number]
-            value, notes = slot.counter.value, slot.notes
+            value, notes = slot.counter.counted, slot.notes
             if len(notes) > 1:
                 found += [(slot.peer, note) for note in notes if note.arrivals <= value]
                 slot.notes = notes = [note for note in notes if note.arrivals > value]

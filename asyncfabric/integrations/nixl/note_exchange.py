@@ -22,7 +22,7 @@ from asyncfabric.integrations.nixl import slot_messages
 from asyncfabric.integrations.nixl.early_notes import EarlyNotes
 from asyncfabric.integrations.nixl.errors import translated
 from asyncfabric.integrations.nixl.note_slots import NoteSlot, NoteSlots
-from asyncfabric.integrations.nixl.notes import EARLY_BYTES, NoteQueue, Part, messages_of, read_message
+from asyncfabric.integrations.nixl.notes import EARLY_BYTES, NoteQueue, Part, early_message, messages_of, read_message
 from asyncfabric.integrations.nixl.slot_messages import Purpose, SlotEntry, SlotMessage
 
 if TYPE_CHECKING:
@@ -105,9 +105,8 @@ class NoteExchange:
         It leaves with the bytes, by the next look at any transfer.
         """
         number, peer = next(self._numbers), slot.owner.peer
-        message = next(messages_of(self._title, number, note, slot.number, slot.count))
         try:
-            transfer = self._fabric.send(peer, message)
+            transfer = self._fabric.send(peer, early_message(self._title, number, note, slot.number, slot.count))
         except FabricError as error:
             if isinstance(error, PeerError):
                 remote.disconnected()

@@ -37,10 +37,15 @@ class NoteSlot:
 
 
 class NoteSlots:
-    """The slots of one target, over one connection to it."""
+    """The slots of one target, over one connection to it.
+
+    Attributes:
+        at_once: whether the latest WRITE with a slot had ended when it was submitted, as small ones over shared memory.
+    """
 
     def __init__(self, peer: Peer) -> None:
         self.peer: Peer = peer
+        self.at_once: bool = True
         self.granted: bool = False
         self._free: deque[NoteSlot] = deque()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import struct
 from collections import deque
-from collections.abc import Iterator
 from threading import Lock
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ UNFINISHED_NOTES = 256
 
 _HEAD = struct.Struct(">2sBBHHQQQ")  # magic, version, name bytes, part, parts, number, slot, count
 _MAGIC, _VERSION = b"AN", 2
+_HEAD_BYTES, _pack, _unpack, _part = _HEAD.size, _HEAD.pack, _HEAD.unpack_from, tuple.__new__
 EARLY_BYTES = MESSAGE_BYTES - _HEAD.size - 255
 """Longest note that leaves before the bytes of its transfer have arrived: one message."""
 
@@ -65,37 +65,42 @@ def note_bytes(note: object) -> bytes:
     raise TypeError(f"a note is bytes, got {type(note).__name__} {note!r}")
 
 
-def messages_of(name: bytes, number: int, note: bytes, slot: int = 0, count: int = 0) -> Iterator[bytes]:
-    """Yield the messages that carry a note; one with a slot has at most EARLY_BYTES, and fits into one.
+def early_message(name: bytes, number: int, note: bytes, slot: int, count: int) -> bytes:
+    """Return the message that carries a note of at most EARLY_BYTES for a slot."""
+    return _pack(_MAGIC, _VERSION, len(name), 0, 1, number, slot, count) + name + note
+
+
+def messages_of(name: bytes, number: int, note: bytes) -> list[bytes]:
+    """Return the messages that carry a note, one unless it is long.
 
     Raises:
         nixlInvalidParamError: it is too long.
     """
     room = MESSAGE_BYTES - _HEAD.size - len(name)
     if len(note) <= room:
-        yield _HEAD.pack(_MAGIC, _VERSION, len(name), 0, 1, number, slot, count) + name + note
-        return
+        return [_pack(_MAGIC, _VERSION, len(name), 0, 1, number, 0, 0) + name + note]
     parts = -(-len(note) // room)
     if parts > MOST_PARTS:
         raise nixlInvalidParamError(f"a note of {len(note)} bytes; at most {room * MOST_PARTS} go")
-    for part in range(parts):
-        head = _HEAD.pack(_MAGIC, _VERSION, len(name), part, parts, number, slot, count)
-        yield head + name + note[part * room : (part + 1) * room]
+    return [
+        _pack(_MAGIC, _VERSION, len(name), part, parts, number, 0, 0) + name + note[part * room : (part + 1) * room]
+        for part in range(parts)
+    ]
 
 
 def read_message(payload: bytes) -> Part | None:
     """Return what a message carries, None for one that no agent has made."""
-    if len(payload) < _HEAD.size:
+    if len(payload) < _HEAD_BYTES:
         return None
-    magic, version, size, part, parts, number, slot, count = _HEAD.unpack_from(payload)
-    begin = _HEAD.size + size
+    magic, version, size, part, parts, number, slot, count = _unpack(payload)
+    begin = _HEAD_BYTES + size
     if magic != _MAGIC or version != _VERSION or len(payload) < begin or not part < parts <= MOST_PARTS:
         return None
     try:
-        name = payload[_HEAD.size : begin].decode()
+        name = payload[_HEAD_BYTES:begin].decode()
     except UnicodeDecodeError:
         return None
-    return Part(name, part, parts, number, slot, count, payload[begin:])
+    return _part(Part, (name, part, parts, number, slot, count, payload[begin:]))
 
 
 class NoteQueue:
@@ -120,7 +125,9 @@ class NoteQueue:
             parts.sort(key=lambda one: one[1].number)
         with self._lock:
             for peer, part in parts:
-                note = self._unfinished.join(peer, part.number, part.part, part.parts, part.payload)
+                note: bytes | None = part.payload
+                if part.parts > 1:
+                    note = self._unfinished.join(peer, part.number, part.part, part.parts, part.payload)
                 if note is not None:
                     self._notes.append((part.name, note))
                     self._bytes += len(note)

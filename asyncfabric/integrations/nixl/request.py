@@ -138,7 +138,7 @@ class Request:
             imm = None
             if slot is not None:
                 imm = slot.imm
-                slot.count += sum(step.worth for step in self._steps)
+                slot.count += self._steps[0].worth if len(self._steps) == 1 else sum(one.worth for one in self._steps)
                 self._slots.append(slot)
             for step in self._steps:
                 while self._failure is None:
@@ -152,10 +152,15 @@ class Request:
             self._note_due = bool(self._note)
             self._state = _ACTIVE
             self._posted_ns = monotonic_ns()
-            if slot is not None and transfers and not transfers[-1].has_ended and self._failure is None:
-                # It leaves together with the bytes. Small ones over shared memory have ended: theirs needs no counter.
-                self._note_due = not exchange.send_early(self._remote, slot, self._note)
-            done = self._advance()
+            if slot is not None and transfers and self._failure is None:
+                # The note leaves together with the bytes. Small ones over shared memory have ended: theirs needs no
+                # counter. Whether they have is looked at where the latest had.
+                if not (slot.owner.at_once and transfers[-1].has_ended):
+                    self._note_due = not exchange.send_early(self._remote, slot, self._note)
+                done = self._advance()
+                slot.owner.at_once = done
+            else:
+                done = self._advance()
         if not done and (self._note_due or self._slots):
             self._core.watch_note(self)
         return done

@@ -24,7 +24,7 @@ class Counter:
         self._arrivals = 0
 
     @property
-    def value(self) -> int:
+    def counted(self) -> int:
         """Arrivals so far."""
         assert not self.closed, "a closed counter was looked at"
         return self._arrivals
@@ -141,7 +141,7 @@ class EarlyNotesMachine(RuleBasedStateMachine):
         withdrawal = data.draw(st.sampled_from(self.world.withdrawals))
         self.world.withdrawals.remove(withdrawal)
         replacement = self.target.withdraw(*withdrawal)
-        assert replacement is not None and self.counters[replacement.value].value == 0
+        assert replacement is not None and self.counters[replacement.value].counted == 0
         self.slots.append(Slot(withdrawal[0], replacement))
         assert self.target.withdraw(*withdrawal) is None  # repeated, it does nothing
 

@@ -22,6 +22,7 @@ PAIRS = [
 OTHERWISE = {"aclose": "close"}  # an async close is `aclose`
 ONLY_BLOCKING = {
     af.Transfer: {"wait", "has_ended"},  # awaited by itself; `done` brings nothing on
+    af.ImmCounter: {"counted"},  # as `has_ended`: `value` brings nothing on
     af.WatchWord: {"wait"},  # iterated over
     af.MessageStream: {"receive"},
     af.Fabric: {"close"},

@@ -175,7 +175,7 @@ def test_powers_of_two_cover_each_block_once() -> None:
 
 
 def first_part(name: bytes, number: int, note: bytes) -> Part:
-    part = read_message(next(messages_of(name, number, note)))
+    part = read_message(messages_of(name, number, note)[0])
     assert part is not None
     return part
 
