@@ -288,6 +288,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, LocalTransfer,
                                            TransferWay{"mappedStreaming", "cma", Kind::kMemfd, "nt"},
                                            TransferWay{"mappedTogether", "cma", Kind::kMemfd, "auto", "3"},
                                            TransferWay{"kernelCopy", "cma", Kind::kForeign},
+                                           TransferWay{"kernelCopyTogether", "cma", Kind::kForeign, "auto", "3"},
                                            TransferWay{"bounce", "bounce", Kind::kForeign}),
                          [](const auto& info) { return info.param.name; });
 

@@ -92,6 +92,13 @@ bool CopyPool::gather(Gatherer& from, uint8_t* to, uint64_t before, uint64_t len
   return true;
 }
 
+void CopyPool::run(SharedWork& work, size_t total) {
+  if (!std::exchange(begun_, true)) start();
+  work_of_caller_ = &work;
+  share_out(total);
+  work_of_caller_ = nullptr;
+}
+
 void CopyPool::share_out(size_t total) {
   done_.store(0, std::memory_order_relaxed);
   const uint64_t call = (work_.load(std::memory_order_relaxed) >> 2 * kShareBits) + 1;
@@ -103,6 +110,7 @@ void CopyPool::share_out(size_t total) {
 }
 
 void CopyPool::carry_out(size_t share) {
+  if (work_of_caller_ != nullptr) return work_of_caller_->carry_out(share);
   if (gatherer_ != nullptr) {
     const uint64_t at = share * kShareBytes;
     return gatherer_->copy_part(gathered_.to + at, at, std::min(kShareBytes, gathered_.length - at));

@@ -22,6 +22,15 @@ struct Piece {
   size_t length = 0;
 };
 
+// Work that its owner cuts into shares: each is carried out once, by any thread.
+class SharedWork {
+ public:
+  virtual void carry_out(size_t share) = 0;
+
+ protected:
+  ~SharedWork() = default;
+};
+
 class CopyPool {
  public:
   static constexpr size_t kMostPieces = 1024;            // of one call
@@ -41,6 +50,8 @@ class CopyPool {
   void copy(std::span<const Piece> pieces);
   // [engine lock] The same for what lies apart: those `length` bytes behind the first `before`. False, and nothing was copied: `copy` of it.
   bool gather(Gatherer& from, uint8_t* to, uint64_t before, uint64_t length);
+  // [engine lock] Returns when all shares, at most kMostShares, are carried out.
+  void run(SharedWork& work, size_t shares);
 
  private:
   // What is to do, in one word, so that who takes a share of it takes it of the call that he has seen: a number of the call, how many
@@ -69,6 +80,7 @@ class CopyPool {
   size_t each_ = 1;               // pieces of a share
   Gatherer* gatherer_ = nullptr;  // then shares are of these bytes instead
   Piece gathered_;
+  SharedWork* work_of_caller_ = nullptr;  // then shares are of this
 
   alignas(64) std::atomic<uint64_t> work_{0};
   alignas(64) std::atomic<uint64_t> done_{0};  // shares of this call; helpers add (release), the caller looks (acquire)

@@ -165,30 +165,22 @@ size_t Poster::copy_together(Outgoing& link, const RemoteHandle& remote, std::sp
   return count;
 }
 
-// How many requests from the front go into one system call; fills the piece lists.
+// How many requests from the front the kernel copies in one run; fills its pieces.
 size_t Poster::gather(Outgoing& link, const RemoteHandle& remote, std::span<const WorkRequest> rest) {
   size_t count = 0;
   uint32_t imms = 0;
   uint64_t bytes = 0;
-  pieces_ = 0;
+  kernel_copy_.clear();
   for (const WorkRequest& request : rest) {
     if (request.peer != rest.front().peer || request.remote != rest.front().remote ||
         request.kind != rest.front().kind || request.length == 0 || !check(request, remote).ok())
       break;
-    if (pieces_ == kMaxPieces || bytes + request.length > kMaxRunBytes) break;
+    if (!kernel_copy_.has_room(request.length) || bytes + request.length > kMaxRunBytes) break;
     if (request.has_imm && !room_for_imms(link, imms + 1)) break;
     imms += request.has_imm ? 1 : 0;
     bytes += request.length;
-    auto* local = static_cast<uint8_t*>(const_cast<void*>(request.address));
-    auto* target = reinterpret_cast<uint8_t*>(remote.base + request.remote_offset);
-    if (pieces_ > 0 && static_cast<uint8_t*>(here_[pieces_ - 1].iov_base) + here_[pieces_ - 1].iov_len == local &&
-        static_cast<uint8_t*>(there_[pieces_ - 1].iov_base) + there_[pieces_ - 1].iov_len == target) {
-      here_[pieces_ - 1].iov_len += request.length;
-      there_[pieces_ - 1].iov_len += request.length;
-    } else {
-      here_[pieces_] = {local, request.length};
-      there_[pieces_++] = {target, request.length};
-    }
+    kernel_copy_.add(static_cast<uint8_t*>(const_cast<void*>(request.address)),
+                     reinterpret_cast<uint8_t*>(remote.base + request.remote_offset), request.length);
     ++count;
   }
   return count;
@@ -207,8 +199,7 @@ size_t Poster::copy_by_kernel(Outgoing& link, const RemoteHandle& remote, std::s
     finish(link, front, refusal(link));
     return 1;
   }
-  const auto call = front.kind == WorkKind::kWrite ? process_vm_writev : process_vm_readv;
-  const ssize_t moved = call(link.process->pid(), here_.data(), pieces_, there_.data(), pieces_, 0);
+  const ssize_t moved = kernel_copy_.run(link.process->pid(), front.kind == WorkKind::kWrite);
   if (moved < 0 && bounce_when_refused_ && (errno == EPERM || errno == ENOSYS)) {
     link.foreign = ForeignPath::kBounce;
     return bounce(link, remote, front);

@@ -4,8 +4,6 @@
 // their turn.
 #pragma once
 
-#include <sys/uio.h>
-
 #include <array>
 #include <memory>
 #include <span>
@@ -16,13 +14,14 @@
 #include "providers/local/transfers/copy.h"
 #include "providers/local/transfers/copy_pool.h"
 #include "providers/local/transfers/done_queue.h"
+#include "providers/local/transfers/kernel_copy.h"
 
 namespace asyncfabric::local {
 
 class Poster {
  public:
   Poster(const Copier& copier, CopyPool& pool, bool bounce_when_refused)
-      : copier_(copier), pool_(pool), bounce_when_refused_(bounce_when_refused) {}
+      : copier_(copier), pool_(pool), bounce_when_refused_(bounce_when_refused), kernel_copy_(pool) {}
 
   PostResult post(std::span<const WorkRequest> requests);
 
@@ -32,8 +31,7 @@ class Poster {
   DoneQueue& done() { return done_; }
 
  private:
-  static constexpr size_t kMaxPieces = 1024;                      // the kernel's limit on iovecs
-  static constexpr uint64_t kMaxRunBytes = 2 * kMaxRequestBytes;  // how long a revoke may wait for one system call
+  static constexpr uint64_t kMaxRunBytes = 2 * kMaxRequestBytes;  // how long a revoke may wait for one run
   static constexpr size_t kMostTogether = 256;                    // requests that are copied by the copy pool at once
   static constexpr uint64_t kLargeBytes = 16384;  // payload that takes so long that news should not wait for it
 
@@ -79,10 +77,8 @@ class Poster {
   std::vector<Outgoing*> touched_;                  // within one post
   std::vector<std::shared_ptr<Outgoing>> waiting_;  // with deferred completions
   std::vector<std::shared_ptr<Outgoing>> blocked_;  // refused for want of room
-  std::array<iovec, kMaxPieces> here_;
-  std::array<iovec, kMaxPieces> there_;
+  KernelCopy kernel_copy_;
   std::array<Piece, kMostTogether> together_;
-  size_t pieces_ = 0;
 };
 
 }  // namespace asyncfabric::local
