@@ -128,12 +128,16 @@ async def attend(meeting: Meeting, *, serves: bool) -> AsyncIterator[Join]:
     if isinstance(meeting, str):
         meeting = DirectoryJoin(meeting)
     if isinstance(meeting, DirectoryJoin):
-        async with meeting.attend(serves=serves) as join:
-            yield join
+        async with meeting.attend(serves=serves) as join, join.attend() as members:
+            yield members
+    elif isinstance(meeting, StoreJoin):
+        async with meeting.attend() as members:
+            yield members
     elif hasattr(meeting, "open_channel"):
         yield cast(Join, meeting)
     elif hasattr(meeting, "check"):
-        yield StoreJoin(meeting)
+        async with StoreJoin(meeting).attend() as members:
+            yield members
     else:
         raise TypeError(f"join must be a Join, a store, or a directory's address, got {type(meeting).__name__}")
 

@@ -156,41 +156,29 @@ class StoreJoin:
         return await self._call(partial(self._store.get, whole))
 
     @asynccontextmanager
-    async def open_channel(self, name: str) -> AsyncIterator[WeightChannel]:
-        """Open the channel of a participant, and give signs of life meanwhile; it begins anew if others lose it.
+    async def attend(self) -> AsyncIterator[AttendedJoin]:
+        """Take part as one member of the store, however many channels are opened: its process looks there once.
 
-        Cancellation: the others lose it.
+        Cancellation: the others lose all channels of it.
         """
         prefix = f"{self._name}/channels"
 
         def begun() -> StoreChannels[WeightMessage]:
             return StoreChannels(self._store, WEIGHT_CODEC, prefix=prefix, deadline_s=self._deadline_s)
 
-        channels = begun()
-        channel = RenewedChannel(await channels.open(name))
-
-        async def run() -> None:
-            members = channels
-            try:
-                while True:
-                    try:
-                        await members.run()
-                    except BrokenError as error:
-                        logger.warning("%s begins anew in its meeting: %s", name, error)
-                    members = begun()
-                    channel.renew(await members.open(name))
-            except BrokenError as error:  # no store; an engine goes on with the version that it has
-                logger.warning("%s left its meeting: %s", name, error)
-            finally:
-                channel.end()
-
         async with beside() as tasks:
-            tasks.start_soon(run)
-            try:
-                yield channel
-            finally:
-                with anyio.move_on_after(self._deadline_s, shield=True), suppress(BrokenError):
-                    await channel.aclose()
+            members = AttendedJoin(self, begun, self._deadline_s)
+            tasks.start_soon(members.run)
+            yield members
+
+    @asynccontextmanager
+    async def open_channel(self, name: str) -> AsyncIterator[WeightChannel]:
+        """Open the channel of a participant by itself, and give signs of life meanwhile.
+
+        Cancellation: the others lose it.
+        """
+        async with self.attend() as members, members.open_channel(name) as channel:
+            yield channel
 
     def _key(self, key: str) -> str:
         return f"{self._name}/{key}"
@@ -203,3 +191,75 @@ class StoreJoin:
             raise BrokenError(
                 f"the store of {self._name} does not answer: {reason}", remedy="is the process that serves it alive?"
             ) from error
+
+
+class AttendedJoin:
+    """A StoreJoin that a process takes part in: its channels begin anew together where the others lost them."""
+
+    def __init__(self, join: StoreJoin, begun: Callable[[], StoreChannels[WeightMessage]], deadline_s: float) -> None:
+        """Not for users: `async with join.attend()`."""
+        self._join = join
+        self._begun = begun
+        self._deadline_s = deadline_s
+        self._members = begun()
+        self._open: dict[str, RenewedChannel] = {}
+        self._turn = anyio.Lock()  # a channel is opened, or all begin anew
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Write a value.
+
+        Cancellation: it was written, or will be.
+        """
+        await self._join.put(key, value)
+
+    async def take_number(self, key: str) -> int:
+        """Return how often this was called with a key before, by anybody.
+
+        Cancellation: a number may be taken that nobody has.
+        """
+        return await self._join.take_number(key)
+
+    async def get(self, key: str) -> bytes:
+        """Wait for a value and return it.
+
+        Cancellation: only this wait ends.
+        """
+        return await self._join.get(key)
+
+    @asynccontextmanager
+    async def open_channel(self, name: str) -> AsyncIterator[WeightChannel]:
+        """Open the channel of a participant; it begins anew if others lose it.
+
+        Cancellation: the others lose it.
+        """
+        async with self._turn:
+            channel = self._open[name] = RenewedChannel(await self._members.open(name))
+        try:
+            yield channel
+        finally:
+            with anyio.move_on_after(self._deadline_s, shield=True), suppress(BrokenError):
+                async with self._turn:
+                    del self._open[name]
+                    await channel.aclose()
+
+    async def run(self) -> None:
+        """Receive for all channels, and give signs of life, until there is no store.
+
+        Cancellation: the channels end.
+        """
+        try:
+            while True:
+                try:
+                    await self._members.run()
+                except BrokenError as error:
+                    logger.warning("%s begin anew in their meeting: %s", ", ".join(self._open), error)
+                async with self._turn:
+                    members = self._begun()
+                    for name, channel in self._open.items():
+                        channel.renew(await members.open(name))
+                    self._members = members
+        except BrokenError as error:  # no store; an engine goes on with the version that it has
+            logger.warning("%s left their meeting: %s", ", ".join(self._open), error)
+        finally:
+            for channel in self._open.values():
+                channel.end()
