@@ -68,6 +68,10 @@ class WeightCoordinator:
         """
         self._updates.leave_out(version, names, reason)
 
+    def refuse_offers(self, reason: str) -> None:
+        """Answer every trainer that offers a version: it will not begin, and why. An open update goes on."""
+        self._updates.refuse_offers(reason)
+
     async def wait_changed(self) -> None:
         """Return when anything here has changed.
 

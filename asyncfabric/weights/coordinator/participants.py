@@ -53,6 +53,11 @@ class Proposals:
         versions = {self._offered.get(name) for name in self._trainers}
         return versions.pop() if len(versions) == 1 else None
 
+    @property
+    def versions(self) -> set[int]:
+        """The versions that are offered."""
+        return set(self._offered.values())
+
     def make(self, trainer: str, version: int) -> None:
         """Note a proposal of a trainer of the plan; it replaces an earlier one. Others have nothing to propose."""
         if trainer in self._trainers:

@@ -312,6 +312,12 @@ class Updates:
             self._carry_out(self.machine.received(receiver, Failed(update.version, reason[:2000])))
             self._settle()
 
+    def refuse_offers(self, reason: str) -> None:
+        """Refuse every version that is offered; see `WeightCoordinator.refuse_offers`."""
+        open_version = self._update.version if self._update is not None else 0
+        for version in self.proposals.versions - {open_version}:
+            self._refuse(version, reason)
+
     def _refuse(self, version: int, reason: str) -> None:
         for trainer in self.proposals.take_down(version):
             self._outbox.put(trainer, Outcome(version, reason))

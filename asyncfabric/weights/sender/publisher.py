@@ -98,6 +98,20 @@ class WeightPublisher:
         one = self._publication
         return one.awaited(*self._preparation.standing(one.version)) if one is not None else None
 
+    async def wait_deserted(self, grace_s: float) -> None:
+        """Return when there has been no session with the coordinator for so long.
+
+        Cancellation: only this wait ends.
+        """
+        while True:
+            while self._here:
+                await self._changed.wait()
+            with anyio.move_on_after(grace_s) as grace:
+                while not self._here:
+                    await self._changed.wait()
+            if grace.cancelled_caught:
+                return
+
     async def publish(self, version: int) -> PublishReport:
         """Write the shards, as they are now, to every replica as this version; return when it is decided.
 

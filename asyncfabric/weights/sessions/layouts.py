@@ -29,6 +29,10 @@ from asyncfabric.weights.sessions.scoped import open_scoped
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
 
+DESERTED_S = 1.0
+"""So long the ranks of a training wait for one that is lost to come back, before a version is refused."""
+
+
 class Layouts:
     """The layouts that one rank of a training serves, by number.
 
@@ -86,6 +90,7 @@ class Layouts:
                 log = self._log.with_name(f"{self._log.name}.{plan.digest[:12]}")
                 coordinator = await stack.enter_async_context(open_coordinator(channel, plan, log))
                 self._tasks.start_soon(_decide, coordinator)
+                self._tasks.start_soon(_refuse_deserted, coordinator)
                 self.coordinators[layout] = coordinator
             mine = await stack.enter_async_context(open_scoped(self._join, layout, trainer_name(self.rank)))
             self.publishers[layout] = await stack.enter_async_context(
@@ -102,3 +107,17 @@ async def _decide(coordinator: WeightCoordinator) -> None:
                 await coordinator.update(version)
             except (BrokenError, ValueError) as error:  # the senders raise it, engines keep what they have
                 logger.warning("version %d was not committed: %s", version, error)
+
+
+async def _refuse_deserted(coordinator: WeightCoordinator) -> None:
+    """Refuse what is offered while a rank of the training is lost: the others would wait for its offer for ever."""
+    await coordinator.wait_trainers()
+    while True:
+        while not coordinator.absent:
+            await coordinator.wait_changed()
+        with anyio.move_on_after(DESERTED_S):
+            await coordinator.wait_trainers()
+        if absent := sorted(coordinator.absent):
+            coordinator.refuse_offers(f"{', '.join(absent)} is lost")
+            with anyio.move_on_after(DESERTED_S):
+                await coordinator.wait_changed()

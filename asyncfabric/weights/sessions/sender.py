@@ -16,7 +16,7 @@ import torch
 
 from asyncfabric import FabricConfig, open_fabric
 from asyncfabric._groups import beside, unwrapped
-from asyncfabric.errors import BusyError, FabricError
+from asyncfabric.errors import BrokenError, BusyError, FabricError
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.plan.planner import CHUNK_BYTES
 from asyncfabric.weights.sender.version import PublishReport, merged
@@ -24,7 +24,7 @@ from asyncfabric.weights.sessions.blueprint import get_blueprint, put, put_holdi
 from asyncfabric.weights.sessions.directory import Meeting, attend
 from asyncfabric.weights.sessions.engines import Engines
 from asyncfabric.weights.sessions.join import Join
-from asyncfabric.weights.sessions.layouts import Layouts
+from asyncfabric.weights.sessions.layouts import DESERTED_S, Layouts
 from asyncfabric.weights.tensors import arrays_of, holdings
 
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
@@ -93,8 +93,8 @@ class WeightSender:
 
         Raises:
             BusyError: another version is being published.
-            BrokenError: the version was aborted for every engine; the text states why. Engines keep what they have;
-                publish a later one.
+            BrokenError: the version was aborted for every engine, or rank 0 is lost; the text states why. Engines keep
+                what they have; publish a later one.
 
         Cancellation: what was posted drains, and the version is aborted where it is not decided.
         """
@@ -102,9 +102,22 @@ class WeightSender:
             raise BusyError(f"version {self._publishing} is being published")
         self._publishing = version
         try:
-            return await self._publish(version, await self._chosen(version))
+            with unwrapped():
+                async with anyio.create_task_group() as tasks:
+                    if self._engines is None:
+                        tasks.start_soon(self._watch_rank_0)
+                    report = await self._publish(version, await self._chosen(version))
+                    tasks.cancel_scope.cancel()
+            return report
         finally:
             self._publishing = 0
+
+    async def _watch_rank_0(self) -> None:
+        await (await self._layouts.publisher(0)).wait_deserted(DESERTED_S)
+        raise BrokenError(
+            "rank 0 of the training is lost, and the coordinator with it",
+            remedy="start all ranks again; engines keep the version that they have",
+        )
 
     async def _chosen(self, version: int) -> list[int]:
         """Return the layouts of engines that a version goes to, which rank 0 decides."""
