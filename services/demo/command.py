@@ -45,7 +45,7 @@ class Lengths(click.ParamType[tuple[int, ...]]):
 
 
 @click.command("demo")
-@click.argument("what", type=click.Choice(["pair", "kv", "moe", "weights"]), default="pair")
+@click.argument("what", type=click.Choice(["pair", "kv", "moe", "weights", "rl"]), default="pair")
 @click.option("--provider", type=click.Choice(["local", "tcp"]), default="local", show_default=True)
 @click.option(
     "--device",
@@ -71,7 +71,9 @@ class Lengths(click.ParamType[tuple[int, ...]]):
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--requests", type=click.IntRange(1), default=48, show_default=True, help="Of kv: at least so many.")
 @click.option("--clients", type=click.IntRange(1, 256), default=6, show_default=True, help="Of kv: at a time.")
-@click.option("--versions", type=click.IntRange(1), default=6, show_default=True, help="Of weights: at least so many.")
+@click.option(
+    "--versions", type=click.IntRange(1), help="Of weights: at least so many; of rl: so many.  [default: 6; of rl 16]"
+)
 @click.option("--json", "as_json", is_flag=True, help="One object per prompt (of pair), and a closing one.")
 def demo_command(
     what: str,
@@ -90,7 +92,7 @@ def demo_command(
     seed: int,
     requests: int,
     clients: int,
-    versions: int,
+    versions: int | None,
     as_json: bool,
 ) -> None:
     """Move the KvCache of a real model, or its weights, between processes and compare with one process.
@@ -104,6 +106,8 @@ def demo_command(
 
     weights: two trainer ranks publish each version of a training, rollouts generate with it; one is killed, one joins.
     A model of its own size: of the options above, provider, device, threads, versions and json apply.
+
+    rl: two ranks of FSDP2 learn from what an engine writes and a rule rewards; the engine takes each version.
     """
     if prompt_file is not None and prompt_tokens is not None:
         raise click.UsageError("--prompt-file and --prompt-tokens exclude each other")
@@ -114,7 +118,9 @@ def demo_command(
             "--device cuda is an option of `demo pair` and `demo weights`, which take cuda rails then"
         )
     if what == "weights":
-        sys.exit(_run_weights(provider, device, threads, versions, as_json=as_json))
+        sys.exit(_run_weights(provider, device, threads, versions or 6, as_json=as_json))
+    if what == "rl":
+        sys.exit(_run_learning(provider, threads, versions or 16, as_json=as_json))
     try:
         jobs = (
             jobs_of_file(prompt_file) if prompt_file else jobs_of_lengths(prompt_tokens or default_lengths(page_tokens))
@@ -172,6 +178,15 @@ def _run_weights(provider: str, device: str, threads: int, versions: int, *, as_
     return run_weights_demo(
         Scenario(provider=provider, device=device, threads=threads, versions=versions), as_json=as_json
     )
+
+
+def _run_learning(provider: str, threads: int, versions: int, *, as_json: bool) -> int:
+    try:
+        from asyncfabric_services.demo.rl.run import Learning, run_learning_demo
+    except ModuleNotFoundError as error:
+        print(f"{error}; install it with: pip install 'asyncfabric[demo]'", file=sys.stderr)
+        return UNFIT
+    return run_learning_demo(Learning(provider, versions, threads), as_json=as_json)
 
 
 def run_demo(settings: DemoSettings, jobs: list[Job], *, as_json: bool) -> int:

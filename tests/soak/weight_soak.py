@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import random
-import signal
 import sys
 import time
 from multiprocessing.connection import Connection, wait
@@ -67,8 +66,7 @@ def train(pipe: Connection, port: int, rank: int) -> None:
                 report = sender.publish(version)
             except FabricError as error:
                 pipe.send({"aborted": version, "why": str(error)[:200]})
-                if "is lost" in str(error) or "does not answer" in str(error):
-                    break
+                time.sleep(0.05)  # without a store each call fails at once
             else:
                 assert report is not None
                 pipe.send({"published": version, "at": time.monotonic()})
@@ -133,8 +131,7 @@ class Part:
         return float(next(one["at"] for one in self.messages if one.get(key, -1) >= value))
 
     def kill(self) -> None:
-        if self.process.is_alive():
-            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # nothing where it has ended by itself
         self.process.join(10)
         self.pipe.close()
 
