@@ -19,6 +19,7 @@ from asyncfabric_services.output_file import OutputFile
 from asyncfabric_services.plan.calibrate import calibrate
 from asyncfabric_services.plan.calibrated import calibration_summary, hosts_of, measured_assumptions, read
 from asyncfabric_services.plan.layout import cluster
+from asyncfabric_services.plan.published import NICS, published_of
 from asyncfabric_services.plan.study import Calibrated, study
 from asyncfabric_services.quantities import DurationType
 
@@ -51,7 +52,10 @@ calibration_option = click.option(
     "--skew",
     "skew_s",
     type=DurationType(),
-    help="Trainers begin spread evenly over this time; ends of steps differ.  [default: 10ms]",
+    help="Trainers begin spread evenly over it.  [default: what a published update of this shape waited, or 10ms]",
+)
+@click.option(
+    "--nic", type=click.Choice(sorted(NICS)), default="connectx-7", show_default=True, help="Published rates of a port."
 )
 @click.option("--assume", multiple=True, metavar="NAME=VALUE", help="Change an assumption; repeat for several.")
 @calibration_option
@@ -75,6 +79,7 @@ def weights(
     fp8: bool,
     relay: bool,
     skew_s: float | None,
+    nic: str,
     assume: tuple[str, ...],
     calibration: Path | None,
     cores: float | None,
@@ -84,22 +89,24 @@ def weights(
 ) -> int:
     """Plan an update of all weights and predict how long it takes.
 
-    Where others published a measured update of this shape, the output puts it beside the prediction: with the time that
-    ranks waited for each other beside the same --skew, or without both.
+    Where others published a measured update of this shape, the output puts it beside the prediction, and trainers begin
+    spread over the time that its ranks waited for each other; --skew 10ms leaves both out.
     """
     if cores is not None and calibration is None:
         raise click.UsageError("--cores needs the costs of a --calibration")
     found = None if calibration is None else read(calibration)
     measured = {} if found is None else measured_assumptions(found, cores)
-    if skew_s is not None:
-        if any(change.startswith("skew_s=") for change in assume):
-            raise click.UsageError("--skew and --assume skew_s= are the same: give one of them")
-        assume = (*assume, f"skew_s={skew_s}")
-    assumed = assumptions(assume, Assumptions, measured)
     chosen = card(model)
     both = cluster(
         chosen, train=train, infer=infer, stages=stages, fsdp=fsdp, ep=ep, replica_ranks=replica_ranks, tp=tp, fp8=fp8
     )
+    published = published_of(chosen, both)
+    presets: dict[str, Any] = {**NICS[nic], **({} if published is None else {"skew_s": published.waiting_seconds})}
+    if skew_s is not None:
+        if any(change.startswith("skew_s=") for change in assume):
+            raise click.UsageError("--skew and --assume skew_s= are the same: give one of them")
+        assume = (*assume, f"skew_s={skew_s}")
+    assumed = assumptions(assume, Assumptions, presets | measured)
     calibrated = None if found is None else Calibrated(found, measured, hosts_of(found, cores))
     try:
         result = study(chosen, both, assumed, relay=relay, calibrated=calibrated)

@@ -66,12 +66,21 @@ class Study:
         """What others published of an update of this shape."""
         return published_of(self.card, self.cluster)
 
+    @property
+    def error_bar(self) -> tuple[float, float] | None:
+        """The predicted seconds, less and more the worst error of the calibration's runs that were not fitted."""
+        if self.calibrated is None or not self.calibrated.calibration.held_out:
+            return None
+        seconds, error = self.prediction.predicted_s, self.calibrated.calibration.worst_error
+        return seconds * max(0.0, 1 - error), seconds * (1 + error)
+
     def summary(self) -> dict[str, Any]:
         """Return plain values; those that scripts rely on are named in the reference of the command."""
         received = [self.plan.bytes_received(one.name)[0] for one in self.plan.replicas]
         balance = max(imbalance(each) for each in received)
         return {
             **self.prediction.summary(),
+            "predicted_range": None if self.error_bar is None else [round(one, 4) for one in self.error_bar],
             "plan_seconds": round(self.plan_s, 3),
             "plan_cpu_seconds": round(self.plan_cpu_s, 3),
             "plan_peak_bytes": self.plan_peak_bytes,

@@ -30,8 +30,10 @@ def _lines(study: Study) -> Iterator[str]:
         f"{f'{relay.width} replicas feed the others' if relay.width else 'trainers feed every replica'}"
     )
     yield ""
+    bar = study.error_bar
     rows = [
         ("predicted", f"{found['predicted_seconds']:.3f} s with a skew of {1e3 * skew_s:g} ms between trainers"),
+        *(() if bar is None else [("error bar", f"{bar[0]:.3f} to {bar[1]:.3f} s: worst error of the calibration")]),
         *(() if study.published is None else study.published.lines()),
         ("floor of the model", f"{found['floor_seconds']:.3f} s at the nominal rate, each byte once into each replica"),
         ("floor of this placement", f"{found['placement_floor_seconds']:.3f} s at the nominal rate"),

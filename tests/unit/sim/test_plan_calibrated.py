@@ -116,3 +116,13 @@ def test_what_is_no_calibration_is_refused(tmp_path: Path) -> None:
 def test_shapes_that_are_none_are_refused(text: str) -> None:
     result = run("calibrate", "--fit", text)
     assert result.exit_code == 2 and "is not TRAINERS:RECEIVERS:BYTES" in result.output
+
+
+def test_the_error_bar_is_that_of_the_runs_that_were_not_fitted(tmp_path: Path) -> None:
+    found = json.loads(run(*TINY, "--json", "--calibration", str(file_of(tmp_path))).stdout.splitlines()[-1])
+    low, high = found["predicted_range"]
+    worst = found["calibration"]["worst_error"]
+    assert low == pytest.approx(found["predicted_seconds"] * (1 - worst), abs=1e-3)
+    assert high == pytest.approx(found["predicted_seconds"] * (1 + worst), abs=1e-3)
+    assert "error bar" in run(*TINY, "--calibration", str(file_of(tmp_path))).output
+    assert json.loads(run(*TINY, "--json").stdout.splitlines()[-1])["predicted_range"] is None

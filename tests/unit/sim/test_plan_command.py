@@ -56,8 +56,22 @@ def test_a_published_update_stands_beside_its_shape_only() -> None:
     assert found.summary()["seconds_without_waiting"] == 0.876
     (_, whole), (_, rest) = found.lines()
     assert "1.233 s" in whole and "357 ms of it waiting: like --skew 357ms" in whole
-    assert rest == "0.876 s: like the default --skew of 10ms"
+    assert rest == "0.876 s: like --skew 10ms"
     assert json.loads(run(*TINY, "--json").stdout.splitlines()[-1])["published"] is None
+
+
+def test_the_skew_and_the_rates_have_published_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    def assumed(*arguments: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(run(*TINY, "--json", *arguments).stdout.splitlines()[-1])["assumptions"]
+        return found
+
+    assert (assumed()["skew_s"], assumed()["rail_efficiency"], assumed()["message_us"]) == (0.01, 0.925, 0.15)
+    efa = assumed("--nic", "efa", "--assume", "message_us=0.7")
+    assert (efa["rail_efficiency"], efa["message_us"]) == (0.84, 0.7)
+    tiny = Published("tiny", 4, 4, 1.0, 0.25, "here")
+    monkeypatch.setattr("asyncfabric_services.plan.published.PUBLISHED", (tiny,))
+    assert assumed()["skew_s"] == 0.25
+    assert assumed("--skew", "10ms")["skew_s"] == assumed("--assume", "skew_s=0.01")["skew_s"] == 0.01
 
 
 def test_tables_and_pictures(tmp_path: Path) -> None:
