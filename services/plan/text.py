@@ -1,4 +1,4 @@
-"""A study as tables for people. Pure."""
+"""A study as tables for people: what is planned, how long it takes, by stage, and what was assumed. Pure."""
 
 from __future__ import annotations
 

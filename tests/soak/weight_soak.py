@@ -206,7 +206,7 @@ class WeightSoak:
             begun = self.engine(name)
             self.until(f"{name} anew", lambda: begun.last("applied"))
             return
-        # A shard, or the place of the meeting, is gone: whoever publishes is told so, and engines keep whole versions.
+        # A shard, or the place of the meeting, is gone: whoever publishes notices it, and engines keep whole versions.
         trainers = [part for one, part in self.parts.items() if one.startswith("trainer")]
         count = [len(part.messages) for part in trainers]
 
