@@ -25,12 +25,22 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from asyncfabric.errors import BusyError
 from asyncfabric.weights import sessions
 from asyncfabric.weights.sender.version import PublishReport
-from asyncfabric.weights.sessions import DirectoryJoin, Join, LocalJoin, Meeting, StoreJoin
+from asyncfabric.weights.sessions import (
+    CONVERSIONS,
+    Conversion,
+    DirectoryJoin,
+    Join,
+    LocalJoin,
+    Meeting,
+    StoreJoin,
+)
 from asyncfabric.weights.sessions.sender import NamedTensors
 
 __all__ = [
+    "CONVERSIONS",
     "BlockingReceiver",
     "BlockingSender",
+    "Conversion",
     "DirectoryJoin",
     "Join",
     "LocalJoin",
@@ -121,12 +131,14 @@ class BlockingReceiver:
         """
         return self._portal.call(self._wait, deadline)
 
-    def apply(self) -> int:
+    def apply(self, stream: torch.cuda.Stream | None = None) -> int:
         """Copy the newest complete version into the engine's tensors, between two steps; return which one they have.
 
-        The calling thread copies, on its current CUDA stream.
+        The calling thread copies, on its current CUDA stream, or on `stream` without waiting for it; see
+        `WeightReceiver.apply`.
         """
-        return self._receiver.copy(self._portal.call(self._receiver.begin_apply))
+        self._receiver.settle()
+        return self._receiver.copy(self._portal.call(self._receiver.begin_apply), stream)
 
     def take(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the newest complete version, for an engine that copies them by itself.
@@ -134,6 +146,7 @@ class BlockingReceiver:
         They lie where the version arrived, and stay as they are until the next `take` or `apply`; see
         `WeightReceiver.take`.
         """
+        self._receiver.settle()
         return self._portal.call(self._receiver.take)
 
     async def _wait(self, deadline: float | None) -> int:

@@ -7,8 +7,9 @@ of the engine's tensors. Nothing here knows an engine or a model: tables are val
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +19,8 @@ from asyncfabric.weights.plan.formats import BLOCK
 from asyncfabric.weights.plan.holdings import Held, LocalTensor
 from asyncfabric.weights.plan.placement import Placement
 from asyncfabric.weights.plan.target import SCALE_SUFFIX, Move, Target
+
+FLOATING = ("bfloat16", "float16", "float32")
 
 Engine = Sequence[Mapping[str, LocalTensor]]
 """The tensors of each rank of an engine, by name; scales of float8 tensors beside them."""
@@ -37,6 +40,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         transposed: whether the engine has the last two dimensions the other way round.
         expert: number of the group of `source` that is an expert's number, its place in the first dimension of the
             tensor; 0: the parameter belongs to no expert, or has all of them in its own first dimension.
+        convert: name of the conversion that the engine's rank makes of what arrives; empty: it arrives in the element
+            type of the engine's tensor.
+        arrives: with `convert`: the element type that it arrives in; empty: that of the trainer.
     """
 
     source: str
@@ -47,6 +53,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     units: int = 0
     transposed: bool = False
     expert: int = 0
+    convert: str = ""
+    arrives: str = ""
 
     def __post_init__(self) -> None:
         """Refuse an expression that cannot be compiled; raises ValueError."""
@@ -54,6 +62,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             re.compile(self.source)
         except re.error as error:
             raise ValueError(f"the rule's source {self.source!r} is no regular expression: {error}") from None
+        if self.arrives and not (self.convert and self.arrives in FLOATING):
+            raise ValueError(f"arrives={self.arrives!r} needs a conversion, and is one of {FLOATING}")
 
 
 SAME_NAMES = (Rule(source=".*"),)
@@ -86,7 +96,13 @@ def causal_rules(heads: int, kv_heads: int) -> tuple[Rule, ...]:
     )
 
 
-def moves_by_rules(held: Mapping[str, Held], engine: Engine, rules: Sequence[Rule] = SAME_NAMES) -> list[Move]:
+def moves_by_rules(
+    held: Mapping[str, Held],
+    engine: Engine,
+    rules: Sequence[Rule] = SAME_NAMES,
+    tied: Sequence[Sequence[str]] = (),
+    conversions: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> list[Move]:
     """Return what brings a trainer's parameters into an engine's tensors.
 
     Where the engine's tensor is larger than what comes, as a vocabulary that is rounded up, the parameter lies at its
@@ -97,6 +113,8 @@ def moves_by_rules(held: Mapping[str, Held], engine: Engine, rules: Sequence[Rul
         held: of the trainer, from `held_by`.
         engine: the tensors of each rank.
         rules: the first that matches counts.
+        tied: groups of the engine's names that stand for one tensor: it is enough that one of them is filled.
+        conversions: by name that rules may have in `convert`: suffixes of the engine's tensors that it fills.
 
     Raises:
         ValueError: a parameter or an engine's tensor that no rule knows, or shapes that cannot be brought together; the
@@ -104,18 +122,23 @@ def moves_by_rules(held: Mapping[str, Held], engine: Engine, rules: Sequence[Rul
     """
     if not engine:
         raise ValueError("an engine has one rank or more, and none was given")
-    table = [(re.compile(rule.source), rule) for rule in rules]
-    groups: dict[str, dict[int, list[_Part]]] = {}
-    for name, one in held.items():
-        found = next(((match, rule) for known, rule in table if (match := known.fullmatch(name))), None)
-        if found is None:
-            raise ValueError(f"{name}: no rule states where the engine wants it; a rule with tensor='' leaves it out")
-        match, rule = found
-        if tensor := match.expand(rule.tensor):
-            expert = int(match[rule.expert]) if rule.expert else -1
-            groups.setdefault(tensor, {}).setdefault(expert, []).extend(_parts_of(name, one, rule))
-    _check_all_filled(groups, engine)
-    return [move for tensor, experts in groups.items() for move in _Tensor(tensor, engine, len(experts)).moves(experts)]
+    groups = _grouped(held, rules)
+    filled = set(groups)
+    for tensor, name in _converted(groups).items():
+        if name not in conversions:
+            raise ValueError(f"{tensor}: a rule names the conversion {name!r}, known are {sorted(conversions)}")
+        filled.update(tensor + suffix for suffix in conversions[name])
+    _check_all_filled(groups, filled, engine, tied)
+    return [move for tensor, experts in groups.items() for move in _Tensor(tensor, engine, experts).moves()]
+
+
+def conversions_by_rules(held: Mapping[str, Held], rules: Sequence[Rule]) -> dict[str, str]:
+    """Return the name of the conversion of each tensor of an engine that has one.
+
+    Raises:
+        ValueError: no rule knows a parameter, or those of one tensor name several conversions.
+    """
+    return _converted(_grouped(held, rules))
 
 
 class _Part(NamedTuple):
@@ -135,6 +158,35 @@ class _Cut(NamedTuple):
     length: int
 
 
+_Groups = Mapping[str, Mapping[int, "list[_Part]"]]
+"""By tensor and expert, -1 for none: the parts of it."""
+
+
+def _grouped(held: Mapping[str, Held], rules: Sequence[Rule]) -> _Groups:
+    table = [(re.compile(rule.source), rule) for rule in rules]
+    groups: dict[str, dict[int, list[_Part]]] = {}
+    for name, one in held.items():
+        found = next(((match, rule) for known, rule in table if (match := known.fullmatch(name))), None)
+        if found is None:
+            raise ValueError(f"{name}: no rule states where the engine wants it; a rule with tensor='' leaves it out")
+        match, rule = found
+        if tensor := match.expand(rule.tensor):
+            expert = int(match[rule.expert]) if rule.expert else -1
+            groups.setdefault(tensor, {}).setdefault(expert, []).extend(_parts_of(name, one, rule))
+    return groups
+
+
+def _converted(groups: _Groups) -> dict[str, str]:
+    found = {}
+    for tensor, experts in groups.items():
+        names = {part.rule.convert for parts in experts.values() for part in parts}
+        if len(names) > 1:
+            raise ValueError(f"{tensor}: the rules of its parts name several conversions: {sorted(names)}")
+        if name := names.pop():
+            found[tensor] = name
+    return found
+
+
 def _parts_of(name: str, held: Held, rule: Rule) -> Iterator[_Part]:
     shape = held.placement.shape
     if rule.dim >= len(shape) or shape[rule.dim] % rule.pieces:
@@ -144,32 +196,41 @@ def _parts_of(name: str, held: Held, rule: Rule) -> Iterator[_Part]:
         yield _Part(name, held, rule, piece * length, length)
 
 
-def _check_all_filled(groups: Mapping[str, object], engine: Engine) -> None:
+def _check_all_filled(
+    groups: Mapping[str, object], filled: Set[str], engine: Engine, tied: Sequence[Sequence[str]]
+) -> None:
     names = {name for rank in engine for name in rank}
     scales = {tensor + SCALE_SUFFIX for tensor in groups}
-    if absent := sorted(set(groups) - names):
+    if absent := sorted(filled - names):
         raise ValueError(f"the rules name {absent[0]}, which no rank of the engine has ({len(absent)} of such tensors)")
-    if left := sorted(names - set(groups) - scales):
+    with_another = {name for alike in tied if any(each in filled for each in alike) for name in alike}
+    if left := sorted(names - filled - scales - with_another):
         raise ValueError(
             f"nothing of the trainer goes into {left[0]} ({len(left)} of such tensors): it would keep old weights. "
-            "Name it in a rule, or do not give it, as buffers and tensors that share the storage of another"
+            "Name it in a rule, or do not give it, as buffers and views of what another name fills"
         )
 
 
 class _Tensor:
     """One tensor of the engine, and the ranks that have it."""
 
-    def __init__(self, name: str, engine: Engine, experts: int) -> None:
+    def __init__(self, name: str, engine: Engine, experts: Mapping[int, list[_Part]]) -> None:
         self._name = name
+        self._parts = experts
         self._rooms = {rank: found for rank, one in enumerate(engine) if (found := one.get(name)) is not None}
         dtypes = {room.dtype for room in self._rooms.values()}
         if len(dtypes) > 1:
             raise ValueError(f"{name}: ranks of the engine have it in {sorted(dtypes)}")
-        self._dtype = next(iter(dtypes))
-        self._experts = experts
+        arriving = {
+            part.rule.arrives or part.held.dtype for parts in experts.values() for part in parts if part.rule.convert
+        }
+        if len(arriving) > 1:
+            raise ValueError(f"{name}: what is converted arrives in {sorted(arriving)}; rules can name one type for it")
+        self._dtype = next(iter(arriving or dtypes))
+        self._experts = len(experts)
 
-    def moves(self, experts: Mapping[int, list[_Part]]) -> Iterator[Move]:
-        for expert, parts in sorted(experts.items()):
+    def moves(self) -> Iterator[Move]:
+        for expert, parts in sorted(self._parts.items()):
             ordered = sorted(parts, key=lambda part: (part.rule.part, part.begin))
             places = [(one.rule.part, one.begin) for one in ordered]
             if any(one == other for one, other in pairwise(places)):

@@ -8,12 +8,15 @@ Where they meet:     the address of a directory, a torch.distributed store, Loca
 and its log are chosen here; who wants to choose them uses `asyncfabric.weights.update`.
 """
 
+from asyncfabric.weights.sessions.conversions import CONVERSIONS, Conversion
 from asyncfabric.weights.sessions.directory import DirectoryJoin, Meeting
 from asyncfabric.weights.sessions.join import Join, LocalJoin, StoreJoin
 from asyncfabric.weights.sessions.receiver import WeightReceiver, open_receiver
 from asyncfabric.weights.sessions.sender import WeightSender, open_sender
 
 __all__ = [
+    "CONVERSIONS",
+    "Conversion",
     "DirectoryJoin",
     "Join",
     "LocalJoin",

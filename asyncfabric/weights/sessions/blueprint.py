@@ -9,7 +9,7 @@ Event loop's thread; plans are made in a thread of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
@@ -19,7 +19,7 @@ from asyncfabric.unreadable import UNREADABLE
 from asyncfabric.weights.plan.holdings import Holding, LocalTensor, held_by, local_tensors
 from asyncfabric.weights.plan.plan import Plan, from_bytes, to_bytes
 from asyncfabric.weights.plan.planner import plan_weights
-from asyncfabric.weights.plan.rules import Rule, moves_by_rules
+from asyncfabric.weights.plan.rules import Rule, conversions_by_rules, moves_by_rules
 from asyncfabric.weights.sessions.join import Join
 from asyncfabric.weights.threads import in_thread
 
@@ -36,7 +36,7 @@ class Wish(msgspec.Struct, frozen=True):
         replica: name of the engine.
         rank, ranks: of it, and how many it has.
         tensors: by name.
-        rules: as in `moves_by_rules`; those of rank 0 count.
+        rules, tied, conversions: as in `moves_by_rules`; those of rank 0 count.
     """
 
     replica: str
@@ -44,6 +44,8 @@ class Wish(msgspec.Struct, frozen=True):
     ranks: int
     tensors: dict[str, Shape]
     rules: tuple[Rule, ...]
+    tied: tuple[tuple[str, ...], ...] = ()
+    conversions: dict[str, tuple[str, ...]] = {}
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):
@@ -56,11 +58,12 @@ class JoinAnswer(msgspec.Struct, frozen=True):
 class Blueprint(msgspec.Struct, frozen=True):
     """The plan of one layout of engines, and for each rank the part of each tensor that a version fills.
 
-    `refusal`: of the first engine: why there is no plan.
+    `converted`: the conversion of each tensor that has one. `refusal`: of the first engine: why there is no plan.
     """
 
     plan: bytes = b""
     filled: list[dict[str, Shape]] = []
+    converted: dict[str, str] = {}
     refusal: str = ""
 
 
@@ -126,21 +129,17 @@ async def get_blueprint(join: Join, layout: int) -> tuple[Plan, Blueprint]:
     return await in_thread(from_bytes, blueprint.plan), blueprint
 
 
-def planned(
-    reported: Sequence[Sequence[Holding]],
-    engine: Sequence[Mapping[str, Shape]],
-    rules: Sequence[Rule],
-    chunk_bytes: int,
-) -> tuple[Plan, Blueprint]:
+def planned(reported: Sequence[Sequence[Holding]], engine: Sequence[Wish], chunk_bytes: int) -> tuple[Plan, Blueprint]:
     """Make the plan of an engine; raises ValueError where the trainer's parameters do not go into its tensors."""
-    rooms = [{name: LocalTensor(*shape) for name, shape in tensors.items()} for tensors in engine]
-    moves = moves_by_rules(held_by(reported), rooms, rules)
+    rooms = [{name: LocalTensor(*shape) for name, shape in wish.tensors.items()} for wish in engine]
+    held, first = held_by(reported), engine[0]
+    moves = moves_by_rules(held, rooms, first.rules, first.tied, first.conversions)
     plan = plan_weights(moves, trainers=len(reported), receivers=len(engine), replicas=(), chunk_bytes=chunk_bytes)
     filled: list[dict[str, Shape]] = [
         {name: (one.dtype, one.shape) for name, one in local_tensors(moves, rank).items()}
         for rank in range(len(engine))
     ]
-    return plan, Blueprint(to_bytes(plan), filled)
+    return plan, Blueprint(to_bytes(plan), filled, conversions_by_rules(held, first.rules))
 
 
 async def put(join: Join, key: str, value: object) -> None:

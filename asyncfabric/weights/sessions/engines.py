@@ -149,9 +149,8 @@ class Engines:
         layout = next((one for one, other in self._known.values() if _alike(wishes, other)), None)
         if layout is None:
             layout = len(self._layouts.plans)
-            tensors = [wish.tensors for wish in wishes]
             try:
-                plan, blueprint = await in_thread(planned, self._reported, tensors, wishes[0].rules, self._chunk_bytes)
+                plan, blueprint = await in_thread(planned, self._reported, wishes, self._chunk_bytes)
             except ValueError as error:
                 logger.warning("engine %s is refused: %s", name, error)
                 if not layout:
@@ -209,7 +208,9 @@ class Engines:
 
 def _alike(wishes: Sequence[Wish], others: Sequence[Wish]) -> bool:
     """Return whether two engines have one plan."""
-    return [one.tensors for one in wishes] == [one.tensors for one in others] and wishes[0].rules == others[0].rules
+    one, other = wishes[0], others[0]
+    same_table = (one.rules, one.tied, one.conversions) == (other.rules, other.tied, other.conversions)
+    return same_table and [each.tensors for each in wishes] == [each.tensors for each in others]
 
 
 def _difference(wish: Wish, known: Sequence[Wish]) -> str:

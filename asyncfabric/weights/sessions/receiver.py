@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 import torch
 
 from asyncfabric import FabricConfig, open_fabric
 from asyncfabric.weights.channel import receiver_name
-from asyncfabric.weights.memory.device import HOST
 from asyncfabric.weights.plan.holdings import LocalTensor
 from asyncfabric.weights.plan.rules import SAME_NAMES, Rule
 from asyncfabric.weights.receiver.replica import WeightReplica, open_replica
 from asyncfabric.weights.sessions.blueprint import Wish, get_answer, get_confirmation, put_wish
+from asyncfabric.weights.sessions.conversions import CONVERSIONS, Conversion
 from asyncfabric.weights.sessions.directory import Meeting, attend
+from asyncfabric.weights.sessions.own_tensors import OwnTensors, device_of_shadow, tied
 from asyncfabric.weights.sessions.scoped import open_scoped
 from asyncfabric.weights.sessions.sender import NamedTensors, tensors_of
 from asyncfabric.weights.tensors import dtype_of, tensor_over
@@ -27,13 +29,10 @@ from asyncfabric.weights.tensors import dtype_of, tensor_over
 class WeightReceiver:
     """One rank of an engine; made by `async with open_receiver(...)`."""
 
-    def __init__(
-        self, replica: WeightReplica, tensors: Mapping[str, torch.Tensor], filled: Mapping[str, LocalTensor]
-    ) -> None:
+    def __init__(self, replica: WeightReplica, own: OwnTensors, filled: Mapping[str, LocalTensor]) -> None:
         """Not for users: `async with open_receiver(...)`."""
         self._replica = replica
-        # What a version fills begins at the tensor's origin; an engine may have more rows, as of a vocabulary.
-        self._targets = {name: tensors[name][tuple(slice(side) for side in one.shape)] for name, one in filled.items()}
+        self._own = own
         self._filled = filled
         self._applied = 0
 
@@ -68,33 +67,35 @@ class WeightReceiver:
         `apply` is this and `copy`. A program whose engine runs in another thread than the event loop calls the two
         apart: this one in the thread of the loop.
         """
+        self.settle()
         return self._replica.step_boundary()
 
-    def copy(self, version: int) -> int:
-        """Copy what `begin_apply` returned into the engine's tensors; return it.
+    def copy(self, version: int, stream: torch.cuda.Stream | None = None) -> int:
+        """Copy what `begin_apply` returned into the engine's tensors; return it. In any thread; `stream` as `apply`."""
+        if version and version != self._applied:
+            self._own.copy(self._replica.serving_copy, self._shadow(), stream)
+            self._applied = version
+        return self._applied
 
-        In any thread, on the CUDA stream that is current for torch in it, and behind what that was given before.
-        """
-        if version == self._applied or not version:
-            return self._applied
-        bytes_of = self._replica.tensors()
-        with torch.no_grad():
-            for name, target in self._targets.items():
-                target.copy_(tensor_over(bytes_of[name], self._filled[name]), non_blocking=True)
-            if any(target.is_cuda for target in self._targets.values()):
-                torch.cuda.current_stream().synchronize()  # the memory it came from takes a later version
-        self._applied = version
-        return version
+    def settle(self) -> None:
+        """Return when copies that were queued on a stream are done. In any thread."""
+        self._own.settle()
 
-    def apply(self) -> int:
+    def apply(self, stream: torch.cuda.Stream | None = None) -> int:
         """Copy the newest complete version into the engine's tensors, between two steps; return which one they have.
 
-        Nothing is copied when there is no newer one.
+        Nothing is copied when there is no newer one. Addresses stay, so CUDA graphs over the tensors stay right.
+
+        Args:
+            stream: of the tensors' GPU: the copy is queued there, and what the stream gets afterwards reads the new
+                version; the next `apply` or `take` waits for it. None takes torch's current stream, behind what that
+                was given before, and returns when the copy is done.
 
         Raises:
             ClosedError: the receiver was left.
+            ValueError: the engine's tensors have no memory; `take` is for those.
         """
-        return self.copy(self.begin_apply())
+        return self.copy(self.begin_apply(), stream)
 
     def take(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the newest complete version, for an engine that copies them by itself; empty for none.
@@ -103,8 +104,11 @@ class WeightReceiver:
         from now on. The engine's own tensors may be without memory (`device="meta"`): their shapes and types count.
         """
         self._applied = self.begin_apply()
+        return self._shadow() if self._applied else {}
+
+    def _shadow(self) -> dict[str, torch.Tensor]:
         bytes_of = self._replica.tensors()
-        return {name: tensor_over(bytes_of[name], one) for name, one in self._filled.items() if self._applied}
+        return {name: tensor_over(bytes_of[name], one) for name, one in self._filled.items()}
 
 
 @asynccontextmanager
@@ -117,7 +121,8 @@ async def open_receiver(
     ranks: int = 1,
     rules: Sequence[Rule] = SAME_NAMES,
     config: FabricConfig | None = None,
-    device: str = HOST,
+    shadow: str = "host",
+    conversions: Mapping[str, Conversion] = MappingProxyType({}),
 ) -> AsyncIterator[WeightReceiver]:
     """Open one rank of an engine that takes a training's weights into its own tensors.
 
@@ -125,19 +130,26 @@ async def open_receiver(
     engine gets the version that serves from another one that is laid out alike; the first one of its layout waits.
 
     Args:
-        named: the engine's tensors of this rank; of tensors that share their storage give one.
+        named: the engine's tensors of this rank. Views of one storage are tensors like others; of names that stand for
+            the same one, as tied embeddings, the trainer needs to have one.
         join: where the engine meets the training, as for `open_sender`.
         name: of the engine; engines of one training have distinct ones. One that starts again may take its name again.
         rank: of this process in the engine.
         ranks: of the engine.
         rules: from the trainer's names to these; see `moves_by_rules`. Those of rank 0 count.
         config: how the fabric is opened, as for `open_sender`.
-        device: where versions arrive: "cpu", or "cuda:N" where all fabrics have a `cuda` rail. Two copies of the
-            weights fit there besides the engine's own.
+        shadow: where versions arrive, until `apply` copies them: in "host" memory; on the "device" that the tensors
+            are on, where a copy is a matter of milliseconds; or on one that is named, as "cuda:0", for tensors without
+            memory. Two copies of the weights fit there besides the engine's own. A GPU needs a `cuda` rail at both
+            ends, which `config=None` opens in a process that has used its GPU before.
+        conversions: by the name that rules have in `convert`, besides those of
+            `asyncfabric.weights.sessions.CONVERSIONS`: functions of yours that make the engine's tensors of what
+            arrives. They run in `apply`; `take` returns what arrived.
 
     Raises:
         ValueError: the trainer's parameters do not go into these tensors, or the engine joined before and was laid out
-            otherwise; the text names the tensor.
+            otherwise, or a conversion returns what they cannot take; the text names the tensor. Or `shadow` is no place
+            for them.
         DeviceError: no memory left.
         PeerError, BrokenError: as for `open_sender`.
 
@@ -145,17 +157,27 @@ async def open_receiver(
     """
     tensors = tensors_of(named)
     shapes = {each: (dtype_of(tensor), tuple(tensor.shape)) for each, tensor in tensors.items()}
-    wish = Wish(name, rank, ranks, shapes, tuple(rules))
+    device = device_of_shadow(shadow, tensors)
+    known = {**CONVERSIONS, **conversions}
+    suffixes = {each: conversion.suffixes for each, conversion in known.items()}
+    wish = Wish(name, rank, ranks, shapes, tuple(rules), tied(tensors), suffixes)
     if not 0 <= rank < ranks:
         raise ValueError(f"rank must be in 0..{ranks - 1}, got {rank}")
     async with attend(join, serves=False) as met:
         number = await put_wish(met, wish)
         layout, plan, blueprint = await get_answer(met, number)
         filled = {each: LocalTensor(*shape) for each, shape in blueprint.filled[rank].items()}
+        converted = {each: known[one] for each, one in blueprint.converted.items() if each in filled}
+        own = OwnTensors(tensors, {each: one.shape for each, one in filled.items()}, converted)
+        own.check(filled)
         async with (
             open_fabric(config) as fabric,
             open_scoped(met, layout, receiver_name(name, rank)) as channel,
             open_replica(fabric, channel, plan, name, rank, device=device) as replica,
         ):
             await get_confirmation(met, number)
-            yield WeightReceiver(replica, tensors, filled)
+            receiver = WeightReceiver(replica, own, filled)
+            try:
+                yield receiver
+            finally:
+                receiver.settle()

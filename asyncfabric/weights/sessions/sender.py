@@ -32,6 +32,9 @@ logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 BOUNDARY_S = 30.0
 """So long a version waits for an engine that reaches no step boundary while others could take the version."""
 
+GPU_CHUNK_BYTES = 64 << 20
+"""Of pieces out of a GPU's memory, where a launch costs more beside the copy than a call in host memory does."""
+
 LOOK_S = 0.1
 """Between two looks at engines that are late."""
 
@@ -178,7 +181,7 @@ async def open_sender(
     parts: Mapping[str, tuple[Sequence[int], Sequence[int]]] | None = None,
     config: FabricConfig | None = None,
     log: Path | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
     boundary_s: float = BOUNDARY_S,
 ) -> AsyncIterator[WeightSender]:
     """Open one rank of a training whose weights engines want; returns when the first engine has joined.
@@ -196,7 +199,7 @@ async def open_sender(
         log: of rank 0, which decides whether a version serves: what the names of the files of its decisions begin with,
             one for each layout of engines, for a training that goes on after a restart; None keeps them as long as this
             block lasts.
-        chunk_bytes: about the most that one piece writes; 64 MiB and more for GPUs.
+        chunk_bytes: of rank 0: about the most that one piece writes; None chooses 4 MiB, and 64 MiB for a GPU.
         boundary_s: of rank 0: seconds that a version waits for an engine that reaches no step boundary, while another
             one could take it.
 
@@ -213,6 +216,8 @@ async def open_sender(
     state = tensors_of(named)
     shards = arrays_of(state, here)
     held = holdings(state, here, parts)
+    on_gpu = any(isinstance(shard, torch.Tensor) for shard in shards.values())
+    most_bytes = chunk_bytes or (GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES)
     async with AsyncExitStack() as stack:
         met = await stack.enter_async_context(attend(join, serves=here == 0))
         await put_holdings(met, here, held)
@@ -226,7 +231,7 @@ async def open_sender(
                 tasks.start_soon(layouts.follow)
                 yield WeightSender(met, layouts, None, world, boundary_s)
                 return
-            engines = Engines(met, layouts, world, chunk_bytes, tasks)
+            engines = Engines(met, layouts, world, most_bytes, tasks)
             tasks.start_soon(engines.run)
             await engines.wait_first()
             yield WeightSender(met, layouts, engines, world, boundary_s)
