@@ -38,11 +38,13 @@ class ReceiverInit(WeightTransferInitInfo):
 
     Attributes:
         host, port: of the store where both meet.
+        shadow: where versions arrive beside the layers: in "host" memory, or on the worker's "device".
         store_deadline_s: how long connecting to it may take.
     """
 
     host: str
     port: int
+    shadow: str = "host"
     store_deadline_s: float = 60.0
 
 
@@ -118,6 +120,7 @@ class ReceivingEngine(WeightTransferEngine):
                     ranks=group.world_size,
                     rules=rules,
                     config=config_from(os.environ),
+                    shadow=str(self.device) if init_info.shadow == "device" else init_info.shadow,
                 )
             )
             self._stack = opening.pop_all()

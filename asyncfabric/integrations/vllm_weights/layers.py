@@ -2,8 +2,9 @@
 
 vLLM keeps, of each layer, which parameters it was made with; quantisation, shuffled experts and packed matrices replace
 them after loading. A version arrives in the former, and goes through the same steps as a reload of vLLM's, layer by
-layer: at the end it is in the latter, at the addresses that CUDA graphs have. Source: vllm/model_executor/model_loader/
-reload/layerwise.py. The worker's thread.
+layer: at the end it is in the latter, at the addresses that CUDA graphs have. Where both are the same in all layers, as
+in unquantised dense models on a GPU, it is copied into them together. Source: vllm/model_executor/model_loader/reload/
+layerwise.py. The worker's thread.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ import torch
 
 from asyncfabric.integrations.vllm_weights.versions import (
     SKIP_TENSORS,
+    Attention,
+    MLAAttention,
     finalize_layerwise_reload,
     get_layerwise_info,
     initialize_layerwise_reload,
     initialize_online_processing,
 )
+from asyncfabric.weights.sessions.own_tensors import OwnTensors
+
+UNPROCESSED = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
+"""Methods of layers whose kernels on a GPU read parameters as a loader leaves them."""
 
 
 def loadable(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -55,6 +62,10 @@ def load_weights(model: torch.nn.Module, model_config: Any, weights: Mapping[str
         model_config: of vLLM.
         weights: by name; where a parameter has more rows or columns, as of a vocabulary, the rest becomes 0.
     """
+    live = _read_as_loaded(model, weights)
+    if live is not None:
+        _copy_all(model, model_config, live, weights)
+        return
     kept: list[tuple[Any, Any]] = [(each, _loader(each)) for name, each in model.named_parameters() if name in weights]
     initialize_layerwise_reload(model)
     try:
@@ -80,6 +91,43 @@ def load_weights(model: torch.nn.Module, model_config: Any, weights: Mapping[str
                 each.__dict__.pop("weight_loader", None)
             elif _loader(each) is not loader:
                 each.weight_loader = loader
+
+
+def _read_as_loaded(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+    """Return the tensors that kernels read, by name, if each is as a loader fills it; None if any is not."""
+    live: dict[str, torch.Tensor] = {}
+    for path, layer in model.named_modules():
+        if hasattr(layer, "process_weights_after_loading") and not isinstance(layer, (Attention, MLAAttention)):
+            return None
+        loaded = get_layerwise_info(layer).restore_metadata[0]
+        method = getattr(layer, "quant_method", None)
+        for name, each in layer._parameters.items():
+            whole = f"{path}.{name}" if path else name
+            if each is None or whole not in weights:
+                continue
+            as_made = loaded.get(name, each)
+            alike = (each.shape, each.stride(), each.dtype) == (as_made.shape, as_made.stride(), as_made.dtype)
+            if not each.is_cuda or not alike or (method is not None and type(method).__name__ not in UNPROCESSED):
+                return None
+            live[whole] = each.data
+    return live if live.keys() == weights.keys() else None
+
+
+def _copy_all(
+    model: torch.nn.Module,
+    model_config: Any,
+    live: Mapping[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
+) -> None:
+    """Copy weights into what kernels read, and make anew what attention makes of them, as the end of a reload does."""
+    for name, each in live.items():
+        if each.shape != weights[name].shape:
+            each.zero_()
+    own = OwnTensors(live, {name: tuple(weight.shape) for name, weight in weights.items()})
+    own.copy(0, weights, torch.cuda.current_stream(next(iter(live.values())).device))
+    for layer in model.modules():
+        if isinstance(layer, (Attention, MLAAttention)):
+            layer.process_weights_after_loading(model_config.dtype)
 
 
 def _loader(parameter: Any) -> Any:

@@ -41,6 +41,8 @@ class TrainerInit(TrainerInitInfo):
         port: of the store that rank 0 serves there; 0 takes a free one, which the other ranks learn by
             torch.distributed.
         deadline_s: how long an engine may take to have a version that was decided.
+        shadow: where versions arrive beside an engine's layers: in "host" memory, or on its "device", which has to have
+            room for two more copies of the weights, and takes them from there in milliseconds.
     """
 
     backend: ClassVar[str] = "asyncfabric"
@@ -49,6 +51,7 @@ class TrainerInit(TrainerInitInfo):
     host: str = "127.0.0.1"
     port: int = 0
     deadline_s: float = 60.0
+    shadow: str = "host"
 
 
 class SendingEngine(TrainerWeightTransferEngine):
@@ -149,7 +152,8 @@ class SendingEngine(TrainerWeightTransferEngine):
         with ExitStack() as opening:
             if info.rank == 0:
                 caller = opening.enter_context(ThreadPoolExecutor(1, "engines join"))
-                call = caller.submit(self.client.init_weight_transfer_engine, {"host": info.host, "port": port})
+                where = {"host": info.host, "port": port, "shadow": info.shadow}
+                call = caller.submit(self.client.init_weight_transfer_engine, where)
                 call.add_done_callback(partial(_interrupt_if_failed, join))
             try:
                 self._sender = opening.enter_context(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         vllm_config: Any
         model_config: Any
         parallel_config: Any
+        device: torch.device
         model: torch.nn.Module
 
         def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None: ...
@@ -60,6 +61,15 @@ if TYPE_CHECKING:
 
     SKIP_TENSORS: set[str]
     """Names of parameters that stay as they are in a reload, and that a loader fills there."""
+
+    class Attention(torch.nn.Module):
+        """Attention over keys and values that are cached as they are."""
+
+        def process_weights_after_loading(self, act_dtype: Any) -> None:
+            """Make anew what it keeps of weights."""
+
+    class MLAAttention(Attention):
+        """Latent attention, which keeps matrices of its own."""
 
     def get_layerwise_info(layer: torch.nn.Module) -> Any:
         """Return what was recorded of a layer when it was made."""
@@ -89,6 +99,7 @@ else:
         WeightTransferInitInfo,
         WeightTransferUpdateInfo,
     )
+    from vllm.model_executor.layers.attention import Attention, MLAAttention
     from vllm.model_executor.model_loader.reload.layerwise import (
         finalize_layerwise_reload,
         get_layerwise_info,
@@ -99,6 +110,8 @@ else:
 
 __all__ = [
     "SKIP_TENSORS",
+    "Attention",
+    "MLAAttention",
     "ModuleSource",
     "TrainerInitInfo",
     "TrainerWeightTransferEngine",

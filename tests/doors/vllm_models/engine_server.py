@@ -6,6 +6,7 @@ models in place of a model runner. Prints {"port": ...}. Two routes are of the t
 
     POST /make {"family", "version"}       each worker makes a model, loads the checkpoint of a version, and its engine
     POST /differences {"version"}          what differs from a model that loads another version's checkpoint, by name
+    POST /reload {"version"}               each worker loads the checkpoint of a version into its model, as vLLM reloads
 """
 
 from __future__ import annotations
@@ -104,6 +105,18 @@ class Making:
         assert here.keys() == there.keys()
         return moved + [name for name in here if not torch.equal(here[name], there[name])]
 
+    def reload(self, version: int) -> None:
+        from safetensors.torch import load_file
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        checkpoint = load_file(self._folder / f"{self._family}-{version}" / "model.safetensors")
+        model = self.worker.model_runner.get_model()
+        with set_current_vllm_config(self.worker.vllm_config):
+            initialize_layerwise_reload(model)
+            model.load_weights(checkpoint.items())
+            finalize_layerwise_reload(model, self.worker.model_config)
+
     def _loaded(self, version: int, **more: Any) -> tuple[Any, Any]:
         from safetensors.torch import load_file
         from vllm.config import set_current_vllm_config
@@ -119,6 +132,9 @@ class Making:
 
 def work(calls: Connection, folder: Path, rank: int, ranks: int) -> None:
     """Answer calls until the program ends: of `Making`, or of vLLM's worker."""
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)  # memory that nobody has written holds NaN then
     making = Making(folder, rank, ranks)
     while True:
         try:
@@ -163,6 +179,10 @@ async def main() -> None:
     @app.post("/differences")
     async def differences(version: int = Body(embed=True)) -> list[list[str]]:
         return await engine.call("differences", version)
+
+    @app.post("/reload")
+    async def reload(version: int = Body(embed=True)) -> None:
+        await engine.call("reload", version)
 
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
     serving = asyncio.create_task(server.serve())

@@ -104,6 +104,8 @@ def test_layers_are_as_after_load_weights(pair: Pair, family: str, source: str) 
         assert pair.train(do="send", version=version) == []
         assert not any(pair.engine("differences", version=version)), family
     assert all(pair.engine("differences", version=2)), "versions differ"
+    pair.engine("reload", version=1)
+    assert not any(pair.engine("differences", version=1)), "vLLM's own reload goes on as before"
     assert pair.train(do="shutdown") == []
 
 
