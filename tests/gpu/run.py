@@ -235,6 +235,7 @@ def vllm() -> None:
         left_out("vllm over NIXL", "nixl cannot be imported here")
     step("vllm pair", sys.executable, "tests/gpu/vllm_pair.py", *modes, *VLLM_PAIR, limit_s=600)
     step("vllm nodes", sys.executable, "tests/gpu/vllm_nodes.py", *VLLM_NODES, limit_s=500)
+    step("vllm weights", sys.executable, "tests/gpu/programs/vllm_weights.py", limit_s=600)
 
 
 def main() -> None:
