@@ -99,7 +99,7 @@ class IncomingCalls:
         life = self._node.life(frame.actor, frame.incarnation)
         if not life.accepts(frame.kind):
             known = ", ".join(sorted(life.actor.handlers)) or "nothing"
-            raise TypeError(f"{life.words} has no handler for {frame.kind}; it handles {known}")
+            raise TypeError(f"{life.label} has no handler for {frame.kind}; it handles {known}")
         message = wire.body_of(frame.body, life.actor.handlers[frame.kind][0])
         request = ActorRequest(message, asked=frame.asked, trace=trace)
         life.enter(request)
@@ -132,7 +132,7 @@ class IncomingCalls:
             await request.finished.wait()  # a confirmed cancellation means that nothing runs any more
         self._requests.pop((sender, number), None)
         _less(self._calls, sender)
-        await self._send(sender, reply, life.words)
+        await self._send(sender, reply, life.label)
 
     def _start(self, function: Callable[..., Awaitable[None]], *arguments: object) -> None:
         if self._nursery is not None:
@@ -184,7 +184,7 @@ def _raw(value: object, life: Life) -> msgspec.Raw:
     try:
         return msgspec.Raw(wire.encoded(value))
     except TypeError as error:
-        raise raised_by(error, life.words) from error
+        raise raised_by(error, life.label) from error
 
 
 def _less(counts: Counter[Any], key: object) -> None:

@@ -40,12 +40,12 @@ class Life:
         if not hasattr(self.actor, "on_start") or not hasattr(self.actor, "handlers"):
             raise TypeError(f"spawn takes an Actor class or a function that returns one, got {self.actor!r}")
         self.reference: Reference = Reference(node.identity, name, incarnation).bound(node)
-        self.words: str = self.reference.words
+        self.label: str = self.reference.label
         self.mailbox: Mailbox[ActorRequest] = Mailbox(self.actor.mailbox_capacity)
         ended = before.death or before.because if before is not None else None
-        words = f"it was restarted as #{incarnation}" + (f" after: {ended.reason}" if ended else "")
+        reason = f"it was restarted as #{incarnation}" + (f" after: {ended.reason}" if ended else "")
         # What those receive who still hold a reference to an earlier life.
-        self.succeeded: Death = replace(ended, reason=words) if ended is not None else Death(words)
+        self.succeeded: Death = replace(ended, reason=reason) if ended is not None else Death(reason)
         if before is not None:
             # Its cause has a traceback, whose frames hold that life, and with it all lives and actors since the first.
             before.succeeded = replace(before.succeeded, cause=None)
@@ -61,7 +61,7 @@ class Life:
 
     def refusal(self) -> ActorDied:
         """Return a new error for who sends to a life that has ended."""
-        return (self.death or self.because or Death("it was stopped")).error(self.words)
+        return (self.death or self.because or Death("it was stopped")).error(self.label)
 
     def enter(self, request: ActorRequest) -> None:
         """Take a place in the mailbox for a request.
@@ -74,13 +74,13 @@ class Life:
         handled = self.actor.handlers.get(kind)
         if handled is None or not isinstance(request.message, handled[0]):
             known = ", ".join(sorted(self.actor.handlers)) or "nothing"
-            raise TypeError(f"{self.words} has no handler for {kind}; it handles {known}")
+            raise TypeError(f"{self.label} has no handler for {kind}; it handles {known}")
         request.place = self.mailbox.enter(request)
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Run a task of the actor; its failure ends the life."""
         if self._nursery is None:
-            raise ClosedError(f"{self.words} has ended, so it starts no tasks")
+            raise ClosedError(f"{self.label} has ended, so it starts no tasks")
         self._nursery.start_soon(self._beside, function, *arguments)
 
     async def own_supervisor(self) -> Supervisor:
@@ -89,7 +89,7 @@ class Life:
         Cancellation: nothing happened, or the supervisor is there and has no children.
         """
         if self._nursery is None:
-            raise ClosedError(f"{self.words} has ended, so it spawns no children")
+            raise ClosedError(f"{self.label} has ended, so it spawns no children")
         if self._supervisor is None:
             policy = self.actor.policy or Policy()
             self._supervisor = Supervisor(self.node, self.reference.name, policy)
@@ -178,7 +178,7 @@ class Life:
             if not request.asked or _is_fatal(error, self.actor.fatal):
                 self._note(error)
                 raise
-            request.fail(raised_by(error, self.words))
+            request.fail(raised_by(error, self.label))
         finally:
             trace_context.reset(trace)
             handling.reset(handled)
@@ -203,19 +203,19 @@ class Life:
 
     def _note(self, error: BaseException) -> None:
         if self.death is None:
-            self._end(death_from(error, self.words), failed=True)
+            self._end(death_from(error, self.label), failed=True)
 
     def _end(self, death: Death, *, failed: bool = False) -> None:
         if failed:
             self.death = death
 
         def refusal() -> ActorDied:
-            return death.error(self.words)
+            return death.error(self.label)
 
         self._drop(self.mailbox.seal(refusal), refusal)
         self._drop(self.mailbox.empty(), refusal)
         for request in self._running:
-            request.fail(death.error(self.words))
+            request.fail(death.error(self.label))
 
     def _drop(self, requests: list[ActorRequest], refusal: Callable[[], ActorDied]) -> None:
         for request in requests:

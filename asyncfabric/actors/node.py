@@ -116,12 +116,12 @@ class Node:
         """
         check_message(message)
         if reference.node != self._identity:
-            remote = self._to(reference.node, reference.words)
+            remote = self._to(reference.node, reference.label)
             answer: A = await remote.call(reference, message, asked=True)
             return answer
         life = self.life(reference.name, reference.incarnation)
         if handling.get() is life and life.actor.concurrency == 1:
-            raise ValueError(f"{life.words} asks itself and handles one message at a time: it would wait for ever")
+            raise ValueError(f"{life.label} asks itself and handles one message at a time: it would wait for ever")
         mine: A = await self._ask_here(life, ActorRequest(message, asked=True, trace=trace_context.get()))
         return mine
 
@@ -132,7 +132,7 @@ class Node:
         """
         check_message(message)
         if reference.node != self._identity:
-            await self._to(reference.node, reference.words).call(reference, message, asked=False)
+            await self._to(reference.node, reference.label).call(reference, message, asked=False)
             return
         await trio.lowlevel.checkpoint_if_cancelled()
         request = ActorRequest(message, asked=False, trace=trace_context.get())
@@ -148,10 +148,10 @@ class Node:
         child = self._names.get(name)
         life = child.living if child is not None else None
         if not isinstance(life, Life):
-            words = f"{name}#{incarnation}" if incarnation else name
-            raise Death("nothing of that name lives on the node").error(f"{words} on {self._identity.name}")
+            label = f"{name}#{incarnation}" if incarnation else name
+            raise Death("nothing of that name lives on the node").error(f"{label} on {self._identity.name}")
         if incarnation not in (ANY_LIFE, life.reference.incarnation):
-            earlier = Reference(self._identity, name, incarnation).words
+            earlier = Reference(self._identity, name, incarnation).label
             raise life.succeeded.error(earlier)
         if life.mailbox.sealed:
             raise life.refusal()
@@ -202,14 +202,14 @@ class Node:
             request.place.withdraw()
             raise
 
-    def _to(self, identity: Identity, words: str) -> Remote:
+    def _to(self, identity: Identity, label: str) -> Remote:
         if self._closed:
             raise ClosedError(f"node {self._identity.name} is closed")
         if self._remote is None:
             error = PeerError(f"node {self._identity.name} was opened without a link to others")
-            raise Death(str(error), cause=error).error(words)
+            raise Death(str(error), cause=error).error(label)
         if identity.name == self._identity.name:
-            raise Death("it lived in an earlier life of this node").error(words)
+            raise Death("it lived in an earlier life of this node").error(label)
         return self._remote
 
     def __repr__(self) -> str:

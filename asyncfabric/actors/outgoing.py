@@ -26,11 +26,11 @@ WINDOW = 64  # calls of one node to one actor that are not in its mailbox yet; t
 class _Pending:
     """A call that waits for its answer."""
 
-    __slots__ = ("accepted", "failure", "frame", "peer", "settled", "words")
+    __slots__ = ("accepted", "failure", "frame", "label", "peer", "settled")
 
-    def __init__(self, peer: Identity, words: str) -> None:
+    def __init__(self, peer: Identity, label: str) -> None:
         self.peer = peer
-        self.words = words
+        self.label = label
         self.accepted = trio.Event()
         self.settled = trio.Event()
         self.frame: wire.Answer | wire.ActorFound | None = None
@@ -71,7 +71,7 @@ class OutgoingCalls:
             body=_raw(message),
             asked=asked,
         )
-        pending = _Pending(to.node, to.words)
+        pending = _Pending(to.node, to.label)
         window = self._enter_window(to)
         try:
             async with window:
@@ -152,14 +152,14 @@ class OutgoingCalls:
             except (PeerError, ClosedError):
                 return  # a lost node cancels what we asked for
         if scope.cancelled_caught:
-            logger.warning("%s did not confirm a cancelled call in %g s", pending.words, self._cancel_deadline_s)
+            logger.warning("%s did not confirm a cancelled call in %g s", pending.label, self._cancel_deadline_s)
 
     def _result(self, pending: _Pending, wanted: Any) -> Any:
         failure = pending.failure
         if isinstance(failure, Exception):
-            raise Death(str(failure), pending.words, type(failure).__name__, cause=failure).error(pending.words)
+            raise Death(str(failure), pending.label, type(failure).__name__, cause=failure).error(pending.label)
         if failure is not None:
-            raise _failure(failure, pending.words)
+            raise _failure(failure, pending.label)
         if isinstance(pending.frame, wire.ActorFound):
             return pending.frame.incarnation
         if pending.frame is None:
@@ -168,7 +168,7 @@ class OutgoingCalls:
             return wire.body_of(pending.frame.body, wanted)
         except msgspec.DecodeError as error:
             raise RemoteProtocolError(
-                f"{pending.words} answered with something else than {wanted}: {error}",
+                f"{pending.label} answered with something else than {wanted}: {error}",
                 remedy="compare the versions of the program on both nodes",
             ) from None
 

@@ -36,7 +36,7 @@ class Reference(msgspec.Struct, frozen=True, dict=True):
     incarnation: int
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """The reference as errors show it: `name#incarnation on node`."""
         life = f"#{self.incarnation}" if self.incarnation != ANY_LIFE else ""
         return f"{self.name}{life} on {self.node.name}"
@@ -83,8 +83,8 @@ class Reference(msgspec.Struct, frozen=True, dict=True):
     def _through(self) -> Node:
         node: Node | None = self.__dict__.get("_node") or current_node.get()
         if node is None:
-            raise RuntimeError(f"{self.words} is asked outside of `async with open_node(...)`; no node can carry it")
+            raise RuntimeError(f"{self.label} is asked outside of `async with open_node(...)`; no node can carry it")
         return node
 
     def __repr__(self) -> str:
-        return f"<Reference {self.words}>"
+        return f"<Reference {self.label}>"

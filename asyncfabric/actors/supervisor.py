@@ -103,7 +103,7 @@ class Supervisor:
             return
         here = inside.get()
         if here is not None and here.node is self._node and f"{here.reference.name}/".startswith(f"{child.name}/"):
-            raise ValueError(f"{here.words} stops {child.name} and waits for its own end; Actor.stop() ends an actor")
+            raise ValueError(f"{here.label} stops {child.name} and waits for its own end; Actor.stop() ends an actor")
         await child.stop(Death("it was stopped"))
         self._forget(child)
 
@@ -155,7 +155,7 @@ class Supervisor:
 
     async def _adopt(self, child: SupervisedChild) -> None:
         if self._nursery is None or self._because is not None:
-            raise ClosedError(f"{self._words} does not run, so it starts no {child.name}")
+            raise ClosedError(f"{self._label} does not run, so it starts no {child.name}")
         self._node.register(child)
         self._children[child.name] = child
         child.renew()
@@ -204,7 +204,7 @@ class Supervisor:
     async def _mend(self, child: SupervisedChild) -> None:
         assert child.failure is not None
         death = self._death_of(child, child.failure)
-        logger.warning("%s restarts %s: %s", self._words, child.name, death.reason)
+        logger.warning("%s restarts %s: %s", self._label, child.name, death.reason)
         affected = [child]
         if self._policy.strategy == "rest_for_one":
             order = list(self._children.values())
@@ -251,11 +251,11 @@ class Supervisor:
         assert child.failure is not None
         death = self._death_of(child, child.failure)
         policy = self._policy
-        words = f"{self._words} gave up"
+        reason = f"{self._label} gave up"
         if policy.restarts:
-            words += f" after {policy.restarts} restarts in {policy.within_s:g} s"
+            reason += f" after {policy.restarts} restarts in {policy.within_s:g} s"
         error = ActorDied(
-            f"{words}: {child.name} failed: {death.reason}",
+            f"{reason}: {child.name} failed: {death.reason}",
             remedy="see the traceback of the first failure; a Policy with restarts heals what is worth trying again",
             actor=child.name,
             origin=death.origin,
@@ -289,6 +289,6 @@ class Supervisor:
         return f"{self._name}/{name}" if self._name else name
 
     @property
-    def _words(self) -> str:
+    def _label(self) -> str:
         node = self._node.identity.name
         return f"supervisor {self._name} on {node}" if self._name else f"node {node}"

@@ -10,7 +10,7 @@ from typing import Literal
 
 from asyncfabric.observe.nvlink import NvLinks
 from asyncfabric.observe.topology import PciPlace, Topology
-from asyncfabric_services.topo.words import gpu_words, nic_words, node_words, up_words
+from asyncfabric_services.topo.labels import gpu_label, nic_label, node_label, up_label
 
 BoxKind = Literal["machine", "node", "bridge", "gpu", "nic"]
 
@@ -39,20 +39,20 @@ def outline(topology: Topology, links: NvLinks) -> OutlineBox:
     roots: dict[int, _Branch] = {node.id: _Branch("") for node in topology.nodes}
     partners = _partners(topology)
     for index, gpu in enumerate(topology.gpus):
-        box = OutlineBox("gpu", gpu_words(index, gpu) + up_words(gpu, links), partners=partners.get(("gpu", index), ""))
+        box = OutlineBox("gpu", gpu_label(index, gpu) + up_label(gpu, links), partners=partners.get(("gpu", index), ""))
         _hang(roots, gpu.place, box)
     for index, nic in enumerate(topology.nics):
-        _hang(roots, nic.place, OutlineBox("nic", nic_words(nic), partners=partners.get(("nic", index), "")))
+        _hang(roots, nic.place, OutlineBox("nic", nic_label(nic), partners=partners.get(("nic", index), "")))
     machine = OutlineBox("machine", "")
     for node in topology.nodes:
-        machine.children.append(OutlineBox("node", node_words(node), _folded(roots[node.id])))
+        machine.children.append(OutlineBox("node", node_label(node), _folded(roots[node.id])))
     if -1 in roots:
         machine.children.append(OutlineBox("node", "NUMA node unknown", _folded(roots[-1])))
     return machine
 
 
 def _partners(topology: Topology) -> dict[tuple[str, int], str]:
-    """Return GPU -> its NICs and NIC -> its GPUs, as words."""
+    """Return GPU -> its NICs and NIC -> its GPUs, as text."""
     out: dict[tuple[str, int], str] = {}
     served: dict[int, list[int]] = {}
     for group in topology.groups:

@@ -9,8 +9,8 @@ from html import escape
 
 from asyncfabric.observe.nvlink import NvLinks
 from asyncfabric.observe.topology import Topology
+from asyncfabric_services.topo.labels import headline
 from asyncfabric_services.topo.outline import OutlineBox, outline
-from asyncfabric_services.topo.words import headline
 
 LINE, PAD, GAP, LETTER = 22, 8, 6, 7.3  # pixels; LETTER: width of a monospaced letter of 12 pixels
 FILLS = {"machine": "#ffffff", "node": "#f2f4f8", "bridge": "#e3e8f1", "gpu": "#c9e7cb", "nic": "#cfe0f7"}

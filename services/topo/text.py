@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from asyncfabric.observe.nvlink import NvLinks
 from asyncfabric.observe.topology import Topology
+from asyncfabric_services.topo.labels import distances_of, headline, link_lines, names_of, worker_label
 from asyncfabric_services.topo.outline import OutlineBox, outline
-from asyncfabric_services.topo.words import distances_of, headline, link_lines, names_of, worker_words
 
 
 def draw_text(topology: Topology, links: NvLinks) -> str:
@@ -17,8 +17,8 @@ def draw_text(topology: Topology, links: NvLinks) -> str:
     lines += ["", "who serves whom"]
     for group in topology.groups:
         name = f"GPU {group.gpu}" if group.gpu >= 0 else "host"
-        words = [names_of(topology, group.nics) or "no NIC", distances_of(topology, group), worker_words(group)]
-        lines.append(f"  {name:<6}  " + "; ".join(word for word in words if word))
+        parts = [names_of(topology, group.nics) or "no NIC", distances_of(topology, group), worker_label(group)]
+        lines.append(f"  {name:<6}  " + "; ".join(part for part in parts if part))
     if topology.spare_nics:
         lines.append(f"  spare   {names_of(topology, topology.spare_nics)}")
     if linked := link_lines(topology, links):

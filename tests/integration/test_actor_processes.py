@@ -66,7 +66,7 @@ async def test_asking_another_process(tmp_path: Path) -> None:
             assert await worker.ask(Relay(home, 1, 2)) == 3
             with pytest.raises(ActorDied, match="broken on demand") as died:
                 await worker.ask(Break())
-            assert died.value.origin == worker.words
+            assert died.value.origin == worker.label
             assert "raise InternalError" in died.value.traceback
             assert await answer_of_the_next_life(worker) == 2
             await end(far)

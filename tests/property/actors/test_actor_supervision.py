@@ -89,7 +89,7 @@ class Subject(Actor):
         self.echo = echo
 
     async def on_start(self) -> None:
-        words, name = self.reference.words, self.reference.name
+        words, name = self.reference.label, self.reference.name
         before = self.world.lives.get(name)
         if before is not None and self.world.running[before]:
             self.world.faults.append(f"SV-2: {before} still runs {self.world.running[before]} tasks beside {words}")
@@ -100,7 +100,7 @@ class Subject(Actor):
             await self.spawn(Subject, self.world, 1, 0, self.drain, self.echo, name=f"c{number}")
 
     async def on_stop(self) -> None:
-        words = self.reference.words
+        words = self.reference.label
         if self.world.running[words]:
             self.world.faults.append(f"SV-2: on_stop of {words} ran beside its tasks")
         below = [one for name, one in self.world.lives.items() if name.startswith(self.reference.name + "/")]
@@ -123,10 +123,10 @@ class Subject(Actor):
         await self._run(3.0)
 
     async def _fail(self) -> None:
-        raise self.world.boom(self.reference.words)
+        raise self.world.boom(self.reference.label)
 
     async def _run(self, seconds: float) -> None:
-        words = self.reference.words
+        words = self.reference.label
         self.world.running[words] += 1
         try:
             await trio.sleep(seconds)
@@ -255,7 +255,7 @@ def test_sv1_a_chain_of_deaths_names_its_first(seed: int, depth: int, reported: 
         async def pass_on(self, message: AskToFail) -> None:
             number = int(self.reference.name[1:])
             if number == depth:
-                raise world.boom(self.reference.words)
+                raise world.boom(self.reference.label)
             await self.node.reference(f"l{number + 1}").ask(AskToFail(""))
 
     async def example(census: TaskCensus) -> None:

@@ -27,7 +27,7 @@ async def test_a_failed_ask_is_the_askers_and_the_actor_lives_on() -> None:
         with pytest.raises(RemoteError, match="worker#1 on here raised LookupError: no page") as caught:
             await worker.ask(Fail("no page"))
         assert caught.value.kind == "LookupError"
-        assert caught.value.origin == worker.words
+        assert caught.value.origin == worker.label
         assert "raise LookupError(message.text)" in caught.value.traceback
         assert isinstance(caught.value.__cause__, LookupError)
         assert await worker.ask(Add(1, 1)) == 2
@@ -75,7 +75,7 @@ async def test_a_death_reaches_the_mailbox_and_the_line() -> None:
                 nursery.start_soon(asker, worker, Add(0, 0))
             await trio.testing.wait_all_tasks_blocked()
             gate.set()
-    assert [error.origin for error in errors] == [worker.words] * 5
+    assert [error.origin for error in errors] == [worker.label] * 5
 
 
 async def test_cancelling_an_ask_cancels_its_handler_and_waits_for_it() -> None:

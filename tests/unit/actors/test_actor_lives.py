@@ -23,7 +23,7 @@ async def test_a_failed_handler_ends_the_actor_and_rises_from_the_node() -> None
             await worker.tell(Fail("gone"))
             await trio.sleep_forever()
     assert isinstance(caught.value.__cause__, LookupError)
-    assert caught.value.origin == worker.words
+    assert caught.value.origin == worker.label
     assert log == ["start", "stop"]
 
 
@@ -49,7 +49,7 @@ async def test_a_fatal_error_ends_the_actor_and_all_who_wait_learn_of_it_at_once
             nursery.start_soon(asker, worker, Break())
         assert log.count("reported") == 2
         assert "drained" not in log  # at once, not when the last handler is done
-    assert [error.origin for error in errors] == [worker.words] * 2
+    assert [error.origin for error in errors] == [worker.label] * 2
     assert "drained" in log
 
 
@@ -61,7 +61,7 @@ async def test_old_references_die_and_named_ones_follow() -> None:
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(ActorDied, match="restarted as #2 after: InternalError") as caught:
             await worker.ask(Add(1, 1))
-        assert caught.value.origin == worker.words
+        assert caught.value.origin == worker.label
         assert await worker.named().ask(Add(1, 1)) == 2
         assert (await node.lookup(node.identity, "worker")).incarnation == 2
 
@@ -191,11 +191,11 @@ async def test_tasks_and_children_of_an_actor_end_with_it() -> None:
         child = await node.lookup(node.identity, "parent/child")
         with pytest.raises(ActorDied) as caught:
             await child.ask(Break())
-        assert caught.value.origin == child.words
+        assert caught.value.origin == child.label
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(ActorDied) as caught:
             await parent.ask(Add(1, 1))
-        assert caught.value.origin == child.words  # the child failed first, and nobody restarted it
+        assert caught.value.origin == child.label  # the child failed first, and nobody restarted it
         assert await (await node.lookup(node.identity, "parent/child")).ask(Add(1, 1)) == 2
         assert log.count("beside ended") == 1
     assert log.count("beside ended") == 2

@@ -44,7 +44,7 @@ async def test_errors_travel_with_their_traceback(opener: Opener) -> None:
         with pytest.raises(RemoteError, match="raised LookupError: no page") as caught:
             await two.worker.ask(Fail("no page"))
         assert caught.value.kind == "LookupError"
-        assert caught.value.origin == two.worker.words == "worker#1 on far"
+        assert caught.value.origin == two.worker.label == "worker#1 on far"
         assert "raise LookupError(message.text)" in caught.value.traceback
         assert await two.worker.ask(Add(1, 1)) == 2
 

@@ -14,10 +14,10 @@ from machines import MACHINES, dgx_h100, laptop
 
 from asyncfabric.observe.nvlink import SAVED_AS, NvLinks, links_of, read_nvlinks
 from asyncfabric.observe.topology import read_topology
+from asyncfabric_services.topo.labels import cpu_list
 from asyncfabric_services.topo.snapshot import save_tree
 from asyncfabric_services.topo.svg import draw_svg
 from asyncfabric_services.topo.text import draw_text
-from asyncfabric_services.topo.words import cpu_list
 
 pytest.importorskip("asyncfabric._native._engine", reason="THE DRAWINGS WERE NOT TESTED: `make build`")
 

@@ -32,14 +32,14 @@ def counted(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
-def gpu_words(index: int, gpu: Gpu) -> str:
+def gpu_label(index: int, gpu: Gpu) -> str:
     """Return a GPU in one line."""
     model = gpu.model.removeprefix("NVIDIA ") or f"10de:{gpu.device_id:04x}"
     driver = "" if gpu.driver == "nvidia" else f", driver {gpu.driver}" if gpu.driver else ", no driver"
     return f"GPU {index}  {gpu.place.address}  {model}{driver}"
 
 
-def up_words(gpu: Gpu, links: NvLinks) -> str:
+def up_label(gpu: Gpu, links: NvLinks) -> str:
     """Return how many NVLinks of a GPU work, "" where it has none."""
     known = next((one for one in links.gpus if one.address == gpu.place.address and one.links), None)
     return "" if known is None else f"  NVLink {known.up} of {known.links} up"
@@ -61,7 +61,7 @@ def link_lines(topology: Topology, links: NvLinks) -> list[str]:
     return lines
 
 
-def nic_words(nic: Nic) -> str:
+def nic_label(nic: Nic) -> str:
     """Return a NIC in one line."""
     speed = f" {nic.gbits_per_s:g} Gb/s" if nic.gbits_per_s else ""
     marks = [
@@ -73,7 +73,7 @@ def nic_words(nic: Nic) -> str:
     return f"{nic.name}{address}  {_KINDS[nic.kind]}{speed}" + (f" ({', '.join(marks)})" if marks else "")
 
 
-def node_words(node: NumaNode) -> str:
+def node_label(node: NumaNode) -> str:
     """Return a NUMA node in one line."""
     memory = f", {node.memory_bytes / 2**30:.0f} GiB" if node.memory_bytes else ""
     return f"NUMA node {node.id}: CPUs {cpu_list(node.cpus)}{memory}"
@@ -99,7 +99,7 @@ def distances_of(topology: Topology, group: Group) -> str:
     return " / ".join(distance.text for distance in sorted({topology.distances[group.gpu][nic] for nic in group.nics}))
 
 
-def worker_words(group: Group) -> str:
+def worker_label(group: Group) -> str:
     """Return where the worker of a group runs."""
     if group.worker_cpu < 0:
         return "worker not pinned"
