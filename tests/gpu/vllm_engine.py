@@ -62,13 +62,18 @@ class Job:
 
 @dataclasses.dataclass
 class Done:
-    """A request that has ended: its tokens, what vLLM passes on, when its first and its last token came."""
+    """A request that has ended: its tokens, what vLLM passes on, when each came, and when its run had begun."""
 
     tokens: list[int]
     params: dict[str, Any] | None
-    first_at: float
-    last_at: float
+    times: list[float]
+    begun_at: float
     likely: list[dict[int, float]]
+
+    @property
+    def first_at(self) -> float:
+        """When the first token came."""
+        return self.times[0]
 
 
 def make_model(vocabulary: int = 32000) -> None:
@@ -156,7 +161,7 @@ class Engine:
         begin = time.monotonic()
         order: dict[str, int] = {}
         ended: dict[int, Done] = {}
-        first: dict[str, float] = {}
+        times: dict[str, list[float]] = {}
         waiting = sorted(range(len(jobs)), key=lambda number: jobs[number].after_s)
         while len(ended) < len(jobs):
             while waiting and time.monotonic() - begin >= jobs[waiting[0]].after_s:
@@ -176,13 +181,14 @@ class Engine:
             for output in self.step():
                 now = time.monotonic()
                 tokens = list(output.outputs[0].token_ids)
-                if tokens:
-                    first.setdefault(output.request_id, now)
+                came = times.setdefault(output.request_id, [])
+                came += [now] * (len(tokens) - len(came))
                 if output.finished:
-                    at = first.get(output.request_id, now)
                     found = output.outputs[0].logprobs or []
                     likely = [{token: each.logprob for token, each in place.items()} for place in found]
-                    ended[order[output.request_id]] = Done(tokens, output.kv_transfer_params, at, now, likely)
+                    ended[order[output.request_id]] = Done(
+                        tokens, output.kv_transfer_params, came or [now], begin, likely
+                    )
         return [ended[number] for number in range(len(jobs))]
 
 

@@ -34,6 +34,8 @@ from asyncfabric.observe.trace import merge
 SPARES = 3
 """Engines of each kind that start while others are killed."""
 LENGTHS = (200, 1000, 4000, 16000)
+WINDOW_S, WINDOWS, ARRIVALS, STEADY_TOKENS = 0.5, 3, 5, 700
+"""Of the load: seconds of a window, windows with arrivals in a run, arrivals in each, tokens of the requests beside."""
 
 
 def milliseconds(values: list[float]) -> float:
@@ -47,19 +49,22 @@ def times(pairs: Sequence[Pair], turns: int) -> list[dict[str, Any]]:
 
 
 def times_of(pairs: Sequence[Pair], turns: int, length: int) -> list[dict[str, Any]]:
-    """Measure the time to the first token for prompts of one length."""
+    """Measure the time to the first token for prompts of one length.
+
+    Timed requests are of one token: vLLM, which schedules ahead, gives a first token out only after it has started the
+    step of the second one.
+    """
     figures: dict[str, list[tuple[float, float, float, float]]] = {pair.mode: [] for pair in pairs}
     wrong = dict.fromkeys(figures, 0)
     for turn in range(-1, turns):  # the first is not counted
         for pair in pairs:
             prompt = pair.prompt(length)
-            expected, alone = pair.alone(prompt, 9)
-            got, _, decode, total = pair.one(prompt, 9)
-            both = math.nan
-            wrong[pair.mode] += pair.differs(prompt, got.tokens, expected.tokens)
-            if pair.addresses:
-                got, both = pair.both(prompt, 9)
-                wrong[pair.mode] += pair.differs(prompt, got.tokens, expected.tokens)
+            alone = pair.alone(prompt, 1)[1]
+            _, _, decode, total = pair.one(prompt, 1)
+            both = pair.both(prompt, 1)[1] if pair.addresses else math.nan
+            expected, _ = pair.alone(prompt, 9)
+            answers = [pair.one(prompt, 9)[0], *([pair.both(prompt, 9)[0]] if pair.addresses else ())]
+            wrong[pair.mode] += sum(pair.differs(prompt, got.tokens, expected.tokens) for got in answers)
             if turn >= 0:
                 figures[pair.mode].append((alone, decode, total - alone, both - alone))
     rows = []
@@ -106,29 +111,41 @@ def equal(pair: Pair, count: int) -> dict[str, Any]:
 
 
 def load(pair: Pair, turns: int) -> dict[str, Any]:
-    """Measure decode's throughput with 16 requests in flight, alone and while transfers arrive."""
-    steady = [Job(pair.prompt(200), 160) for _ in range(16)]
-    ratios = []
+    """Measure decode's throughput with 16 requests in flight while transfers arrive, and between such times.
+
+    Windows with arrivals and without follow each other, since the speed of a shared machine changes from one second to
+    the next: a window is compared with the ones before and after it.
+    """
+    steady = [Job(pair.prompt(200), STEADY_TOKENS) for _ in range(16)]
+    ratios, rates = [], []
     for turn in range(-1, turns):
-        prompts = [pair.prompt(4000) for _ in range(16)]
-        alone = max(done.last_at - done.first_at for done in pair.decode.run(*steady))
+        begins = [WINDOW_S * (2 + 2 * number) for number in range(WINDOWS)]
+        prompts = [pair.prompt(4000) for _ in range(WINDOWS * ARRIVALS)]
         kept = pair.prefill.run(*(Job(prompt, 1, KEEP) for prompt in prompts))
+        times = [begin + number * WINDOW_S / ARRIVALS for begin in begins for number in range(ARRIVALS)]
         arriving = [
-            Job(prompt, 1, done.params, 0.1 + 0.1 * number)
-            for number, (prompt, done) in enumerate(zip(prompts, kept, strict=True))
+            Job(prompt, 1, done.params, after) for prompt, done, after in zip(prompts, kept, times, strict=True)
         ]
         found = pair.decode.run(*steady, *arriving)
-        beside = max(done.last_at - done.first_at for done in found[:16])
+        came = [at - done.begun_at for done in found[:16] for at in done.times]
+        assert max(came) > begins[-1] + 2 * WINDOW_S, "the requests beside have ended before the last window"
         if turn >= 0:
-            ratios.append(alone / beside)
-    median = round(statistics.median(ratios), 3)
+            for begin in begins:
+                count = [sum(start <= at < start + WINDOW_S for at in came) for start in around(begin)]
+                ratios.append(2 * count[1] / (count[0] + count[2]))
+                rates.append((count[0] + count[2]) / 2 / WINDOW_S)
     return {
         "bench": "vllm load",
         "mode": pair.mode,
-        "ratio": median,
+        "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(each, 3) for each in ratios],
-        "alone_s": round(alone, 3),
+        "tokens_per_s": round(statistics.median(rates)),
     }
+
+
+def around(begin: float) -> tuple[float, float, float]:
+    """Return the begins of a window and of those beside it."""
+    return begin - WINDOW_S, begin, begin + WINDOW_S
 
 
 def kills(pair: Pair, count: int) -> dict[str, Any]:

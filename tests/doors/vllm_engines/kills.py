@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -109,6 +110,7 @@ class Killing:
             self.starting.append(name)
             self.take_back(role)
         self.require()
+        print(f"{name} was killed, {dict(self.load.outcomes)}", file=sys.stderr, flush=True)
 
     def take_back(self, role: str) -> None:
         """Take those back that listen again; wait for one of a role that has none."""
