@@ -8,6 +8,7 @@ Of prepared lists whose blocks are all alike, which most are, a compiled pass pi
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -179,18 +180,20 @@ def _groups(writes: bool, local: Side, remote: Side) -> list[AnyStep]:
     second = remote.which if len(remote.owners) > 1 else np.zeros(count, dtype=np.int64)
     pairs = first * len(remote.owners) + second
     sources, targets, lengths = local.offsets, remote.offsets, local.lengths
-    if len(np.unique(lengths)) > MOST_LENGTHS:
+    sizes, kinds = np.unique(lengths, return_inverse=True)
+    if len(sizes) > MOST_LENGTHS:
         pairs, sources, targets, lengths = _powers_of_two(pairs, sources, targets, lengths)
-    keys = np.stack((pairs, lengths))
-    groups, member = np.unique(keys, axis=1, return_inverse=True)
-    member = member.reshape(-1)  # numpy 2.0 returns it with another shape
-    order = np.argsort(member, kind="stable")
-    bounds = np.searchsorted(member[order], np.arange(groups.shape[1] + 1))
+        sizes, kinds = np.unique(lengths, return_inverse=True)
+    keys = pairs * len(sizes) + kinds
+    order = np.argsort(keys, kind="stable")  # one pass where blocks come region by region, as those of layers do
+    keys = keys[order]
+    bounds = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
     steps: list[AnyStep] = []
-    for group, (pair, size) in enumerate(groups.T.tolist()):
-        rows = order[bounds[group] : bounds[group + 1]]
+    for begin, end in pairwise(bounds):
+        pair, kind = divmod(int(keys[begin]), len(sizes))
+        rows = order[begin:end]
         owners = (local.owners[pair // len(remote.owners)], remote.owners[pair % len(remote.owners)])
-        steps.extend(_list(writes, owners, size, sources[rows], targets[rows]))
+        steps.extend(_list(writes, owners, int(sizes[kind]), sources[rows], targets[rows]))
     return steps
 
 

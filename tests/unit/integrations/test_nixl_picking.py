@@ -127,3 +127,29 @@ def test_positions_that_the_caller_changes_later_do_not_count(pair: tuple[Agent,
     for source, target in ((1, 2), (5, 9)):
         before[target * PAGE : (target + 1) * PAGE] = a.memory[source * PAGE : (source + 1) * PAGE]
     assert np.array_equal(b.memory, before)
+
+
+def test_blocks_of_many_registrations_and_lengths_arrive_where_they_belong(pair: tuple[Agent, Agent]) -> None:
+    dice, slots, width = np.random.default_rng(3), 40, 64
+    sources = [dice.integers(0, 256, slots * width, np.uint8) for _ in range(3)]
+    targets = [np.zeros(slots * width, np.uint8) for _ in range(4)]
+    for agent, memories in zip(pair, (sources, targets), strict=True):
+        rows = [(memory.ctypes.data, memory.nbytes, 0, "") for memory in memories]
+        agent.register_memory(agent.get_reg_descs(rows, "DRAM"))
+    a, b = pair
+    a.meets(b)
+    lengths = dice.choice([16, 48, 64], 60)
+    begins = dice.permutation(len(sources) * slots)[:60], dice.permutation(len(targets) * slots)[:60]
+    expected = [target.copy() for target in targets]
+    lists = []
+    for memories, chosen in zip((sources, targets), begins, strict=True):
+        places = [(memories[one // slots].ctypes.data + one % slots * width) for one in chosen.tolist()]
+        lists.append([(at, int(size), 0) for at, size in zip(places, lengths, strict=True)])
+    for source, target, size in zip(*begins, lengths, strict=True):
+        begin = source % slots * width
+        moved = sources[source // slots][begin : begin + size]
+        expected[target // slots][target % slots * width :][:size] = moved
+    local, remote = a.prep_xfer_dlist("", lists[0], "DRAM"), a.prep_xfer_dlist("b", lists[1], "DRAM")
+    order = np.arange(60)
+    a.ended(a.make_prepped_xfer("WRITE", local, order, remote, order))
+    assert all(np.array_equal(there, wanted) for there, wanted in zip(targets, expected, strict=True))
