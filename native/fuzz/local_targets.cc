@@ -1,7 +1,6 @@
 // local_targets.cc: what a rail of one host reads from another process: packets on the socket with descriptors, entries in the ring with
 // their staging bytes, and, at the producer's end, how far the consumer is. The memory is real and shared; the peer is the fuzzer.
 #include <fcntl.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,10 +21,9 @@ using Seeds = std::vector<std::string>;
 constexpr uint32_t kEntries = kMinEntries;
 constexpr size_t kRegionBytes = 4096;
 
-std::shared_ptr<Mapping> file(FileRole role, size_t length) {
+std::shared_ptr<Mapping> file(FileRole role, size_t length, UniqueFd* fd) {
   std::shared_ptr<Mapping> mapping;
-  UniqueFd fd;
-  require(Mapping::create(role, length, &mapping, &fd).ok(), "shared memory can be made");
+  require(Mapping::create(role, length, &mapping, fd).ok(), "shared memory can be made");
   return mapping;
 }
 
@@ -35,8 +33,50 @@ int next_descriptor() {
   return probe.get();
 }
 
+// A rail with one region of its own memory, and a segment that the fuzzer writes.
+struct Rig {
+  UniqueFd segment_file;
+  std::shared_ptr<Mapping> segment = file(FileRole::kSegment, SegmentLayout(kEntries).total(), &segment_file);
+  UniqueFd board_file;
+  std::shared_ptr<Mapping> board = file(FileRole::kBoard, sizeof(Board), &board_file);
+  Regions regions{board};
+  std::shared_ptr<WaitSet> waits;
+  std::unique_ptr<uint8_t[]> memory = std::make_unique<uint8_t[]>(kRegionBytes);
+  MessageShelf shelf;
+  Copier copier{CopyMode::kPlain};
+  uint64_t word = 0;
+
+  Rig() {
+    board->as<Board>()->magic = kBoardMagic;
+    board->as<Board>()->version = kLayoutVersion;
+    require(WaitSet::open(board, &waits).ok(), "a wait set can be made");
+    uint32_t slot = 0;
+    std::string key;
+    RegionKey decoded;
+    const Memory whole{memory.get(), kRegionBytes, kHostDevice, -1, kAccessRemoteRead | kAccessRemoteWrite, -1, 0};
+    require(regions.add(whole, {}, &slot, &key).ok() && decode_key(key, &decoded).ok(), "a region can be registered");
+    word = decoded.word;
+  }
+
+  std::unique_ptr<Doorbell> bell() const {
+    UniqueFd ours;
+    UniqueFd theirs;
+    std::unique_ptr<Doorbell> made;
+    require(
+        Doorbell::make(&ours, &theirs).ok() && Doorbell::open(std::move(ours), board_file, getpid(), waits, &made).ok(),
+        "a doorbell can be made");
+    return made;
+  }
+};
+
+Rig& rig() {
+  static Rig one;
+  return one;
+}
+
 // First byte: how many descriptors ride along; the rest is the packet.
 void read_packet(std::string_view bytes) {
+  (void)rig();  // holds descriptors of its own
   const int before = next_descriptor();
   {
     int ends[2];
@@ -66,7 +106,11 @@ void read_packet(std::string_view bytes) {
       require(packet.size() == sizeof message && message.fds == fds && fds <= kMaxFds,
               "a packet is what its message states");
       for (const UniqueFd& fd : got)
-        if (fd) (void)is_eventfd(fd.get());
+        if (fd) {
+          std::unique_ptr<Doorbell> bell;
+          require(!Doorbell::open(UniqueFd(dup(fd.get())), fd, getpid(), rig().waits, &bell).ok(),
+                  "what is no doorbell is refused");
+        }
     }
   }
   require(next_descriptor() == before, "no descriptor stays open");
@@ -79,39 +123,13 @@ std::string packet_of(WireKind kind, char fds) {
   return fds + std::string(reinterpret_cast<const char*>(&message), sizeof message);
 }
 
-// A rail with one region of its own memory, and a segment that the fuzzer writes.
-struct Rig {
-  std::shared_ptr<Mapping> segment = file(FileRole::kSegment, SegmentLayout(kEntries).total());
-  std::shared_ptr<Doorbell> bell =
-      std::make_shared<Doorbell>(file(FileRole::kBell, sizeof(Bell)), UniqueFd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)));
-  Regions regions{file(FileRole::kBoard, sizeof(Board))};
-  std::unique_ptr<uint8_t[]> memory = std::make_unique<uint8_t[]>(kRegionBytes);
-  MessageShelf shelf;
-  Copier copier{CopyMode::kPlain};
-  uint64_t word = 0;
-
-  Rig() {
-    uint32_t slot = 0;
-    std::string key;
-    RegionKey decoded;
-    const Memory whole{memory.get(), kRegionBytes, kHostDevice, -1, kAccessRemoteRead | kAccessRemoteWrite, -1, 0};
-    require(regions.add(whole, {}, &slot, &key).ok() && decode_key(key, &decoded).ok(), "a region can be registered");
-    word = decoded.word;
-  }
-};
-
-Rig& rig() {
-  static Rig one;
-  return one;
-}
-
 // Entries of 56 bytes, each behind a byte that states whether its sequence number is right. Words count from the region's own.
 void read_ring(std::string_view bytes) {
   Rig& here = rig();
   const SegmentLayout layout(kEntries);
   Entry* ring = here.segment->as<Entry>(layout.ring());
   for (uint32_t i = 0; i < kEntries; ++i) ring[i].sequence.store(0, std::memory_order_relaxed);
-  Incoming incoming(0, 1, {UniqueFd(), here.segment, kEntries, here.bell, nullptr});
+  Incoming incoming(0, 1, {UniqueFd(), here.segment, kEntries, here.bell(), nullptr});
   ByteReader reader(bytes);
   uint64_t position = 0;
   std::array<RailEvent, 5> events;

@@ -17,13 +17,13 @@ from typing import Any
 
 from attacks import COMMON, Attack, Prey, passes_on
 from engine_wire import Target
-from local_attacks import BELLS, LOCAL
+from local_attacks import LOCAL
 from local_client import LocalClient
 from tcp_attacks import LIBRARY, TCP
 from tcp_client import TcpClient
 
 CLIENTS: dict[str, Any] = {"local": LocalClient, "tcp": TcpClient}
-ONLY_NAMED: dict[str, tuple[Attack, ...]] = {"local": BELLS, "tcp": LIBRARY}
+ONLY_NAMED: dict[str, tuple[Attack, ...]] = {"local": (), "tcp": LIBRARY}
 OWN: dict[str, tuple[Attack, ...]] = {"local": LOCAL, "tcp": TCP}
 
 

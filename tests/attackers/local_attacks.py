@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import secrets
 import socket
 import struct
 import time
+from contextlib import suppress
 
 from attacks import BURST, Attack, Prey
 from local_client import LocalClient, memory, start_of
-from local_wire import ACTIVE, ENTRY, HEAD, HELD, RESULTS, WAITING, WIRE_BYTES, Entry, Layout, Place, Wire, entry, wire
+from local_wire import (
+    ACTIVE,
+    BOARD_BYTES,
+    BOARD_HEAD,
+    BOARD_MAGIC,
+    ENTRY,
+    HEAD,
+    HELD,
+    LAYOUT,
+    RESULTS,
+    SLEEP,
+    WAITING,
+    WIRE_BYTES,
+    Entry,
+    Layout,
+    Place,
+    Wire,
+    entry,
+    wire,
+)
 
 HELD_SOCKETS = 40
 _held: list[socket.socket] = []
@@ -50,10 +71,24 @@ def hands_over_wrong_files(prey: Prey) -> str:
     reading, writing = os.pipe()
     loose, _ = memory(Layout().total, seals=0)
     short, _ = memory(4096)
-    bell, _ = memory(4096)
+    whole, _ = memory(Layout().total)
+    board, bytes_of_board = memory(BOARD_BYTES)
+    struct.pack_into("<QI", bytes_of_board, 0, BOARD_MAGIC, LAYOUT)
     ring = os.eventfd(0)
+    ours, theirs = socket.socketpair()
+    bell = theirs.fileno()
+    wrong = (
+        [writing, board, bell],
+        [loose, board, bell],
+        [short, board, bell],
+        [whole],
+        [whole, short, bell],
+        [whole, board, writing],
+        [whole, board, ring],
+        [whole, board, door(prey).detach()],
+    )
     try:
-        for files in ([writing, bell, ring], [loose, bell, ring], [short, bell, ring], [short], [short, bell, writing]):
+        for files in wrong:
             with door(prey) as one:
                 hello = wire(
                     Wire.HELLO,
@@ -70,8 +105,10 @@ def hands_over_wrong_files(prey: Prey) -> str:
                 if got:
                     return f"it was welcome with {files}: {answer.hex()}"
     finally:
-        for handle in (reading, writing, loose, short, bell, ring):
+        for handle in (reading, writing, loose, short, whole, board, ring, wrong[-1][-1]):
             os.close(handle)
+        ours.close()
+        theirs.close()
     return ""
 
 
@@ -80,7 +117,7 @@ def asks_for_regions(prey: Prey) -> str:
     client = LocalClient(prey.target)
     try:
         for slot in range(16):
-            word = struct.unpack_from("<Q", client.board, 64 + 16 * slot)[0]
+            word = struct.unpack_from("<Q", client.board, BOARD_HEAD + 16 * slot)[0]
             ask = bytearray(wire(Wire.SHOW, slot=slot))
             struct.pack_into("<Q", ask, 56, word)
             client.socket.send(ask)
@@ -98,7 +135,7 @@ def writes_through_the_ring(prey: Prey) -> str:
     client = LocalClient(prey.target)
     try:
         for slot in range(16):
-            word = struct.unpack_from("<Q", client.board, 64 + 16 * slot)[0]
+            word = struct.unpack_from("<Q", client.board, BOARD_HEAD + 16 * slot)[0]
             body = struct.pack("<QQIIII", word, 0, slot, 0, prey.dice.getrandbits(32), 0)
             for kind in (Entry.WRITE, Entry.READ):
                 client.publish(entry(kind, has_imm=1, length=64, rest=body))
@@ -184,6 +221,49 @@ def comes_and_goes(prey: Prey) -> str:
     return ""
 
 
+def clears_flags(prey: Prey) -> str:
+    """Clear all by which anybody could say that it sleeps or has news, as far as it lets itself be written."""
+    client = LocalClient(prey.target)
+    try:
+        try:
+            client.board_of_target(mmap.PROT_READ | mmap.PROT_WRITE)
+            return "the board of the target is writable"
+        except PermissionError:
+            pass
+        deadline = time.monotonic() + 0.3
+        while time.monotonic() < deadline:
+            client.segment[ACTIVE : client.layout.ring] = bytes(client.layout.ring - ACTIVE)
+            struct.pack_into("<Q", client.our_board, SLEEP, prey.dice.getrandbits(64))
+    finally:
+        client.close()
+    return ""
+
+
+def fills_doorbells(prey: Prey) -> str:
+    """Fill the doorbell from both ends, make it block, and want to be rung; or empty it, or end it."""
+    client = LocalClient(prey.target)
+    try:
+        deadline = time.monotonic() + 0.3
+        while time.monotonic() < deadline:
+            for end in (client.doorbell, client.their_doorbell):
+                end.setblocking(False)
+                with suppress(BlockingIOError):
+                    while True:
+                        end.send(bytes(prey.dice.randrange(1, 4096)))
+                end.setblocking(True)
+            struct.pack_into("<I", client.segment, WAITING, 1)
+            struct.pack_into("<Q", client.our_board, SLEEP, prey.dice.getrandbits(64))
+            client.send_message(b"wake us")
+            time.sleep(0.001)
+        with suppress(BlockingIOError):
+            client.their_doorbell.recv(1 << 16, socket.MSG_DONTWAIT)
+        client.their_doorbell.shutdown(socket.SHUT_RDWR)
+        client.count(1)
+    finally:
+        client.close()
+    return ""
+
+
 LOCAL: tuple[Attack, ...] = (
     stays_mute,
     stops_in_the_middle,
@@ -195,38 +275,6 @@ LOCAL: tuple[Attack, ...] = (
     holds_regions,
     floods_the_ring,
     comes_and_goes,
+    clears_flags,
+    fills_doorbells,
 )
-
-
-def clears_flags(prey: Prey) -> str:
-    """Clear the target's sleep flag and the bits by which others signal that they have news."""
-    client = LocalClient(prey.target)
-    try:
-        deadline = time.monotonic() + 0.3
-        while time.monotonic() < deadline:
-            client.bell[:] = bytes(len(client.bell))
-    finally:
-        client.close()
-    return ""
-
-
-def fills_doorbells(prey: Prey) -> str:
-    """Fill the target's doorbell and make it block, so that whoever rings it waits; or empty it."""
-    client = LocalClient(prey.target)
-    try:
-        os.set_blocking(client.doorbell, True)
-        deadline = time.monotonic() + 0.3
-        while time.monotonic() < deadline:
-            os.set_blocking(client.doorbell, False)
-            try:
-                os.write(client.doorbell, struct.pack("<Q", (1 << 64) - 2))
-            except BlockingIOError:
-                os.set_blocking(client.doorbell, True)
-                time.sleep(0.001)
-    finally:
-        client.close()
-    return ""
-
-
-BELLS: tuple[Attack, ...] = (clears_flags, fills_doorbells)
-"""Attacks on what all peers of a rail share, its bell and its doorbell."""

@@ -18,17 +18,15 @@ from pathlib import Path
 
 from engine_wire import Claimant, Message, Target
 from local_wire import (
-    ASLEEP,
-    BELL_BYTES,
     BOARD_BYTES,
     BOARD_MAGIC,
-    DIRTY,
     ENTRIES,
     ENTRY,
     HEAD,
     LAYOUT,
     MOST_INLINE,
     SEGMENT_MAGIC,
+    SLEEP,
     STAGING_BYTES,
     WIRE,
     WIRE_BYTES,
@@ -42,7 +40,7 @@ from local_wire import (
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _atomics = ctypes.CDLL("libatomic.so.1")
-_fetch_or, _exchange = _atomics["__atomic_fetch_or_8"], _atomics["__atomic_exchange_4"]
+_exchange = _atomics["__atomic_exchange_8"]
 _SEQ_CST = 5
 
 
@@ -65,8 +63,8 @@ class LocalClient:
 
     Attributes:
         segment: of our ring, where the target reads what we send.
-        bell, doorbell: of the target, once it welcomed the connection.
-        connection: our number at the target, None while it is not welcome.
+        board: of the target, once it welcomed the connection.
+        doorbell, their_doorbell: both ends of the connection's; the target has the second one too.
     """
 
     def __init__(self, target: Target, *, connect: bool = True, entries: int = ENTRIES) -> None:
@@ -80,11 +78,12 @@ class LocalClient:
         self.ours = target.with_rail(secrets.randbits(63) | 1, bytes(us))
         self.segment_file, self.segment = memory(self.layout.total)
         struct.pack_into("<QII", self.segment, 0, SEGMENT_MAGIC, LAYOUT, entries)
-        self.bell_file, self.our_bell = memory(BELL_BYTES)
-        self.our_doorbell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.board_file, self.our_board = memory(BOARD_BYTES)
+        struct.pack_into("<QI", self.our_board, 0, BOARD_MAGIC, LAYOUT)
+        self.doorbell, self.their_doorbell = socket.socketpair()
+        self._rung_for = 0
         self.files: list[int] = []
         self.tail = self._staged = 0
-        self.connection: int | None = None
         self._back: socket.socket | None = None
         self._their_ring: mmap.mmap | None = None
         self._their_layout, self._head = self.layout, 0
@@ -104,21 +103,21 @@ class LocalClient:
             entries=self.layout.entries,
             files=3,
         )
-        socket.send_fds(self.socket, [hello], [self.segment_file, self.bell_file, self.our_doorbell])
+        socket.send_fds(self.socket, [hello], [self.segment_file, self.board_file, self.their_doorbell.fileno()])
         answer, files, _, _ = socket.recv_fds(self.socket, WIRE_BYTES, 4)
         self.files += files
         fields = WIRE.unpack_from(answer)
-        assert fields[1] == Wire.WELCOME and fields[3] == 0 and len(files) == 3, (
+        assert fields[1] == Wire.WELCOME and fields[3] == 0 and len(files) == 1, (
             f"not welcome: {fields}, {len(files)} files"
         )
-        self.connection = fields[8]
-        self.board = mmap.mmap(files[0], BOARD_BYTES, prot=mmap.PROT_READ)
-        self.bell = mmap.mmap(files[1], BELL_BYTES)
-        self.doorbell = files[2]
+        self.board = self.board_of_target(mmap.PROT_READ)
+
+    def board_of_target(self, protection: int) -> mmap.mmap:
+        """Map the target's board."""
+        return mmap.mmap(self.files[0], BOARD_BYTES, prot=protection)
 
     def publish(self, words: bytes) -> None:
         """Put an entry into the ring, once there is room, and wake the target."""
-        assert self.connection is not None
         deadline = time.monotonic() + 2.0
         while self.tail - struct.unpack_from("<Q", self.segment, HEAD)[0] >= self.layout.entries:
             if time.monotonic() > deadline:
@@ -127,17 +126,16 @@ class LocalClient:
         at = self.layout.ring + self.tail % self.layout.entries * ENTRY
         self.segment[at + 8 : at + ENTRY] = words
         self.tail += 1
-        ctypes.c_uint64.from_buffer(self.segment, at).value = self.tail
+        word = ctypes.c_uint64.from_buffer(self.segment, at)
+        _exchange(ctypes.byref(word), ctypes.c_uint64(self.tail), _SEQ_CST)
         self.wake()
 
     def wake(self) -> None:
         """Announce that there is news."""
-        assert self.connection is not None
-        word = ctypes.c_uint64.from_buffer(self.bell, DIRTY + self.connection // 64 * 8)
-        _fetch_or(ctypes.byref(word), ctypes.c_uint64(1 << self.connection % 64), _SEQ_CST)
-        asleep = ctypes.c_uint32.from_buffer(self.bell, ASLEEP)
-        if _exchange(ctypes.byref(asleep), ctypes.c_uint32(0), _SEQ_CST):
-            os.write(self.doorbell, struct.pack("<Q", 1))
+        sleep = struct.unpack_from("<Q", self.board, SLEEP)[0]
+        if sleep not in (0, self._rung_for):
+            self._rung_for = sleep
+            self.doorbell.send(b"\0", socket.MSG_DONTWAIT)
 
     def send_message(self, message: bytes) -> None:
         """Send one message of the engine."""
@@ -186,11 +184,8 @@ class LocalClient:
         self.files += files
         self._their_layout = Layout(WIRE.unpack_from(hello)[7])
         self._their_ring = mmap.mmap(files[0], self._their_layout.total)
-        board_file, board = memory(BOARD_BYTES)
-        self.files.append(board_file)
-        struct.pack_into("<QI", board, 0, BOARD_MAGIC, LAYOUT)
-        welcome = wire(Wire.WELCOME, rail=self.us.rail, files=3)
-        socket.send_fds(self._back, [welcome], [board_file, self.bell_file, self.our_doorbell])
+        welcome = wire(Wire.WELCOME, rail=self.us.rail, files=1)
+        socket.send_fds(self._back, [welcome], [self.board_file])
 
     def claim(self, secret: bytes, patience_s: float = 1.0) -> Claimant | None:
         """Send hello and prove what there is to prove; None where the target does not welcome us."""
@@ -199,8 +194,8 @@ class LocalClient:
 
     def close(self) -> None:
         """End the connection; what the target had of us goes with it."""
-        for one in (self.socket, self._listener, self._back):
+        for one in (self.socket, self._listener, self._back, self.doorbell, self.their_doorbell):
             if one is not None:
                 one.close()
-        for handle in (self.segment_file, self.bell_file, self.our_doorbell, *self.files):
+        for handle in (self.segment_file, self.board_file, *self.files):
             os.close(handle)

@@ -10,19 +10,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-LAYOUT: Final = 4
+LAYOUT: Final = 5
 WIRE_BYTES: Final = 112
-WIRE: Final = struct.Struct(
-    "<4sIIIQQQIIII"
-)  # magic, kind, layout, status, rails, start, entries, connection, slot, files
+WIRE: Final = struct.Struct("<4sIIIQQQIIII")  # magic, kind, layout, status, rails, start, entries, number, slot, files
 WIRE_MAGIC: Final = b"AFWL"
 ADDRESS: Final = struct.Struct("<4sQQiQQB")  # magic, host's two numbers, process, its start, rail, bytes of the socket
 SEGMENT_MAGIC: Final = 0x31746E65_6D676566
 BOARD_MAGIC: Final = 0x31647261_6F426661
 BOARD_SLOTS: Final = 32768
-BOARD_BYTES: Final = 64 + 16 * BOARD_SLOTS
-BELL_BYTES: Final = 4096
-ASLEEP, DIRTY = 0, 64  # in a bell
+BOARD_HEAD: Final = 128
+BOARD_BYTES: Final = BOARD_HEAD + 16 * BOARD_SLOTS
+SLEEP: Final = 64  # in a board
 ACTIVE, HELD, WAITING, HEAD = 64, 68, 192, 256  # in the head of a segment
 RESULTS: Final = 4096
 ENTRY: Final = 64
@@ -108,12 +106,12 @@ def wire(
     rail: int = 0,
     start: int = 0,
     entries: int = 0,
-    connection: int = 0,
+    number: int = 0,
     slot: int = 0,
     files: int = 0,
 ) -> bytes:
     """Return a message of the socket."""
-    head = WIRE.pack(WIRE_MAGIC, kind, layout, status, target, rail, start, entries, connection, slot, files)
+    head = WIRE.pack(WIRE_MAGIC, kind, layout, status, target, rail, start, entries, number, slot, files)
     return head.ljust(WIRE_BYTES, b"\0")
 
 

@@ -2,7 +2,6 @@
 // on the socket and writes what it likes into the shared memory.
 #pragma once
 
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <memory>
@@ -14,6 +13,7 @@
 #include "providers/local/memory/segment.h"
 #include "providers/local/peers/identity.h"
 #include "providers/local/peers/wire.h"
+#include "providers/local/transfers/doorbell.h"
 
 namespace asyncfabric::local_rig {
 
@@ -31,12 +31,16 @@ inline UniqueFd knock(const Endpoint& endpoint) {
 
 // A connection made by hand, so that anything can be written into its memory.
 struct Impostor {
-  explicit Impostor(const Endpoint& endpoint) : socket(knock(endpoint)) {
+  explicit Impostor(const Endpoint& endpoint) : Impostor(endpoint, {}) { EXPECT_EQ(welcome.status, 0u); }
+  // `doorbell`: what it hands over instead of one, and learns from the welcome what the rail thinks of it.
+  Impostor(const Endpoint& endpoint, const UniqueFd& doorbell) : socket(knock(endpoint)) {
     UniqueFd segment_fd;
-    UniqueFd bell_fd;
-    const UniqueFd doorbell(eventfd(0, EFD_NONBLOCK));
+    UniqueFd own_board_fd;
+    EXPECT_TRUE(local::Doorbell::make(&bell, &their_end).ok());
     EXPECT_TRUE(local::Mapping::create(local::FileRole::kSegment, layout.total(), &segment, &segment_fd).ok());
-    EXPECT_TRUE(local::Mapping::create(local::FileRole::kBell, 4096, &own_bell, &bell_fd).ok());
+    EXPECT_TRUE(local::Mapping::create(local::FileRole::kBoard, sizeof(local::Board), &own_board, &own_board_fd).ok());
+    own_board->as<local::Board>()->magic = local::kBoardMagic;
+    own_board->as<local::Board>()->version = local::kLayoutVersion;
     auto* header = segment->as<local::SegmentHeader>();
     header->magic = local::kSegmentMagic;
     header->version = local::kLayoutVersion;
@@ -46,12 +50,12 @@ struct Impostor {
     hello.rail = local::random_word();
     hello.process_start = local::process_start(getpid());
     hello.entries = kEntries;
-    EXPECT_TRUE(local::send_wire(socket.get(), hello, {segment_fd.get(), bell_fd.get(), doorbell.get()}).ok());
+    EXPECT_TRUE(local::send_wire(socket.get(), hello,
+                                 {segment_fd.get(), own_board_fd.get(), doorbell ? doorbell.get() : their_end.get()})
+                    .ok());
     local::FdPack fds;
     EXPECT_TRUE(
         local::await_wire(socket.get(), local::WireKind::kWelcome, now_ns() + kPatienceNs, &welcome, &fds).ok());
-    EXPECT_EQ(welcome.status, 0u);
-    EXPECT_TRUE(local::Mapping::open(local::FileRole::kBell, fds[1].get(), sizeof(local::Bell), &bell).ok());
     board_fd = std::move(fds[0]);
   }
 
@@ -76,19 +80,28 @@ struct Impostor {
     body.kind = kind;
     body.length = length;
     body.bounce = {key.word, offset, key.slot, 0, 0, 0};
+    const uint64_t position = publish(body);
+    const uint64_t deadline = now_ns() + kPatienceNs;
+    while (segment->as<local::SegmentHeader>()->head.load() <= position && now_ns() < deadline) owner.poll();
+    const auto* results = segment->as<std::atomic<uint32_t>>(layout.results());
+    return static_cast<StatusCode>(results[position % kEntries].load());
+  }
+  uint64_t publish(const local::EntryBody& body) {
     uint64_t words[local::kEntryWords];
     std::memcpy(words, &body, sizeof body);
     for (size_t i = 0; i < local::kEntryWords; ++i) entry(sent).words[i].store(words[i], std::memory_order_relaxed);
     entry(sent).sequence.store(sent + 1);
-    ring();
-    const uint64_t deadline = now_ns() + kPatienceNs;
-    while (segment->as<local::SegmentHeader>()->head.load() <= sent && now_ns() < deadline) owner.poll();
-    const auto* results = segment->as<std::atomic<uint32_t>>(layout.results());
-    return static_cast<StatusCode>(results[sent++ % kEntries].load());
+    return sent++;
+  }
+  static local::EntryBody message(std::string_view text) {
+    local::EntryBody body{};
+    body.kind = local::EntryKind::kMessage;
+    body.inlined = 1;
+    body.length = static_cast<uint32_t>(text.size());
+    std::memcpy(body.bytes, text.data(), text.size());
+    return body;
   }
   uint8_t* staging() { return segment->data() + layout.staging(); }
-
-  void ring() { bell->as<local::Bell>()->dirty[welcome.connection / 64].fetch_or(1ull << (welcome.connection % 64)); }
 
   static constexpr uint32_t kEntries = 64;
   uint64_t sent = 0;
@@ -97,8 +110,9 @@ struct Impostor {
   UniqueFd board_fd;
   local::WireMessage welcome;
   std::shared_ptr<local::Mapping> segment;
-  std::shared_ptr<local::Mapping> own_bell;
-  std::shared_ptr<local::Mapping> bell;
+  std::shared_ptr<local::Mapping> own_board;
+  UniqueFd bell;       // our end of the doorbell, as an engine has it
+  UniqueFd their_end;  // and what no engine keeps: the end that the rail has too
 };
 
 }  // namespace asyncfabric::local_rig

@@ -98,6 +98,12 @@ class Endpoint {
   size_t busy = 0;
 };
 
+// Would a thread that sleeps on the rail wake up?
+inline bool readable(const Endpoint& endpoint) {
+  pollfd look{endpoint.rail->wait_fd(), POLLIN, 0};
+  return ::poll(&look, 1, 0) == 1;
+}
+
 // Polls the endpoints until the condition holds. Fails after ten seconds.
 template <class Condition>
 ::testing::AssertionResult eventually(std::initializer_list<Endpoint*> endpoints, Condition condition) {

@@ -10,11 +10,6 @@ namespace {
 
 using namespace local_rig;
 
-bool readable(const Endpoint& endpoint) {
-  pollfd look{endpoint.rail->wait_fd(), POLLIN, 0};
-  return ::poll(&look, 1, 0) == 1;
-}
-
 TEST(LocalWake, NoticeAfterPreparingRingsTheDoorbell) {
   Endpoint sender;
   Endpoint receiver;

@@ -1,7 +1,6 @@
 // rail.cc: opening and closing a local rail, and its engine lock calls. See rail.h.
 #include "providers/local/rail.h"
 
-#include <sys/eventfd.h>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -10,7 +9,6 @@
 
 #include "base/clock.h"
 #include "providers/local/peers/identity.h"
-#include "providers/local/transfers/barrier.h"
 
 namespace asyncfabric {
 
@@ -46,12 +44,9 @@ Status LocalRail::open(const Options& options, std::unique_ptr<Rail>* out, std::
 Status LocalRail::make_rooms(const Options& options, std::unique_ptr<Rooms>* out, std::string* detail) {
   Reception reception;
   std::shared_ptr<Mapping> board;
-  std::shared_ptr<Mapping> bell;
+  std::shared_ptr<WaitSet> waits;
   Status status = Mapping::create(FileRole::kBoard, sizeof(Board), &board, &reception.board_file);
-  if (status.ok())
-    status = Mapping::create(FileRole::kBell, SegmentLayout::page_up(sizeof(Bell)), &bell, &reception.bell_file);
-  UniqueFd doorbell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (status.ok() && !doorbell) status = {StatusCode::kNoMemory, errno};
+  if (status.ok()) status = WaitSet::open(board, &waits);
   if (!status.ok()) {
     *detail = std::string("local: cannot create shared memory files: ") + std::strerror(status.raw);
     return status;
@@ -61,7 +56,6 @@ Status LocalRail::make_rooms(const Options& options, std::unique_ptr<Rooms>* out
   std::snprintf(name, sizeof name, "asyncfabric-%016llx%016llx", static_cast<unsigned long long>(random_word()),
                 static_cast<unsigned long long>(random_word()));
   reception.socket_name = name;
-  reception.doorbell_fd = doorbell.get();
 
   auto* words = board->as<Board>();
   words->magic = kBoardMagic;
@@ -69,8 +63,7 @@ Status LocalRail::make_rooms(const Options& options, std::unique_ptr<Rooms>* out
   words->probe_address = reinterpret_cast<uint64_t>(&kProbeWord);
   words->probe_value = kProbeWord;
 
-  auto own = std::make_shared<Doorbell>(std::move(bell), std::move(doorbell));
-  auto rooms = std::make_unique<Rooms>(options, std::move(board), std::move(own));
+  auto rooms = std::make_unique<Rooms>(options, std::move(board), std::move(waits));
   rooms->reception = std::move(reception);
   *out = std::move(rooms);
   return {};
@@ -140,23 +133,22 @@ void LocalRail::take_news() {
   for (size_t i = known; i < lost_.size(); ++i) rooms_->poster.fail_all(*lost_[i], StatusCode::kPeerDead);
 }
 
-bool LocalRail::has_events() const {
+bool LocalRail::has_events() {
   return !rooms_->poster.done().empty() || !lost_.empty() || rooms_->connections->has_news() ||
          rooms_->receiver.has_work();
 }
 
 bool LocalRail::prepare_wait() {
-  std::atomic<uint32_t>& asleep = rooms_->own->bell().asleep;
-  asleep.store(1, std::memory_order_seq_cst);
-  store_load_barrier();
+  rooms_->waits->fall_asleep();
   if (!has_events() && rooms_->poster.may_sleep()) return true;
-  asleep.store(0, std::memory_order_relaxed);
+  rooms_->waits->stay_awake();
   return false;
 }
 
 void LocalRail::cancel_wait() {
-  rooms_->own->bell().asleep.store(0, std::memory_order_seq_cst);
-  rooms_->own->drain();
+  rooms_->waits->stay_awake();
+  rooms_->waits->drain();
+  rooms_->receiver.look_everywhere();
 }
 
 Status LocalRail::disconnect(RailPeer& peer) {

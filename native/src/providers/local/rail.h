@@ -41,7 +41,7 @@ class LocalRail : public Rail {
 
   PostResult post(std::span<const WorkRequest> requests) override { return rooms_->poster.post(requests); }
   size_t poll(std::span<RailEvent> events) override;
-  int wait_fd() const override { return rooms_->own->fd(); }
+  int wait_fd() const override { return rooms_->waits->fd(); }
   bool prepare_wait() override;
   void cancel_wait() override;
 
@@ -49,20 +49,20 @@ class LocalRail : public Rail {
   // A rail built on this one, for memory that needs other ways of copying (providers/cuda), starts from an open LocalRail's parts.
   // Everything that depends on the shared files; built by open().
   struct Rooms {
-    Rooms(const Options& options, std::shared_ptr<Mapping> board_file, std::shared_ptr<Doorbell> doorbell)
+    Rooms(const Options& options, std::shared_ptr<Mapping> board_file, std::shared_ptr<WaitSet> wait_set)
         : copier(options.copy),
           pool(copier, (options.copiers != 0 ? options.copiers : CopyPool::usual_size()) - 1),
           board(std::move(board_file)),
-          own(std::move(doorbell)),
+          waits(std::move(wait_set)),
           regions(board),
-          connections(std::make_shared<ConnectionTable>(own)),
+          connections(std::make_shared<ConnectionTable>(waits)),
           poster(copier, pool, options.foreign == ForeignChoice::kAuto),
-          receiver(own, *connections, regions, copier),
-          service(reception, regions, *connections, kept) {}
+          receiver(*connections, regions, copier),
+          service(reception, waits, regions, *connections, kept) {}
     Copier copier;
     CopyPool pool;
     std::shared_ptr<Mapping> board;
-    std::shared_ptr<Doorbell> own;
+    std::shared_ptr<WaitSet> waits;
     Regions regions;
     std::shared_ptr<ConnectionTable> connections;  // shared with peer handles, which may outlive the rail
     Reception reception;
@@ -88,7 +88,7 @@ class LocalRail : public Rail {
   ForeignPath choose_foreign_path(const Outgoing& link) const;
   Status ask(Outgoing& link, const RegionKey& key, uint32_t part, WireMessage* answer, UniqueFd* file) const;
   void take_news();
-  bool has_events() const;
+  bool has_events();
 
   Options options_;
   Capabilities capabilities_;

@@ -108,22 +108,21 @@ Status LocalRail::shake_hands(const std::string& socket_name, uint64_t rail_id, 
   hello.rail = rooms_->reception.rail_id;
   hello.process_start = process_start(getpid());
   hello.entries = options_.ring_entries;
-  Status status = send_wire(link.socket.get(), hello,
-                            {segment_file.get(), rooms_->reception.bell_file.get(), rooms_->reception.doorbell_fd});
+  UniqueFd our_end;
+  UniqueFd their_end;
+  if (const Status status = Doorbell::make(&our_end, &their_end); !status.ok()) return status;
+  make_descriptor_room(their_end.get());
+  Status status =
+      send_wire(link.socket.get(), hello, {segment_file.get(), rooms_->reception.board_file.get(), their_end.get()});
+  their_end.reset();
   WireMessage welcome;
   FdPack fds;
   if (status.ok()) status = await_wire(link.socket.get(), WireKind::kWelcome, deadline_ns, &welcome, &fds);
   if (status.code == StatusCode::kPeerDead || status.code == StatusCode::kTimeout)
     return {StatusCode::kPeerUnreachable, status.raw};
   if (!status.ok()) return status;
-  if (welcome.status != 0 || welcome.rail != rail_id || welcome.connection >= kMaxConnections || !fds[0])
-    return StatusCode::kPeerRejected;
-  link.connection = welcome.connection;
-  status = Mapping::open(FileRole::kBoard, fds[0].get(), sizeof(Board), &link.board_file);
-  if (!status.ok()) return status;
-  if (link.board().magic != kBoardMagic || link.board().version != kLayoutVersion) return StatusCode::kPeerRejected;
-  return rooms_->service.neighbours().doorbell(*link.process, rail_id, std::move(fds[1]), std::move(fds[2]),
-                                               &link.target);
+  if (welcome.status != 0 || welcome.rail != rail_id) return StatusCode::kPeerRejected;
+  return Doorbell::open(std::move(our_end), fds[0], getpid(), rooms_->waits, &link.target);
 }
 
 ForeignPath LocalRail::choose_foreign_path(const Outgoing& link) const {

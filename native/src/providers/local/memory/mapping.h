@@ -14,7 +14,7 @@
 namespace asyncfabric::local {
 
 // What a file is for. Part of its name within the process: a peer cannot pass one of our own files off as another kind.
-enum class FileRole { kBoard, kBell, kSegment, kRegion, kSealedRegion };
+enum class FileRole { kBoard, kSegment, kRegion, kSealedRegion };
 
 // From here on nobody maps the file writable or writes to it, whichever descriptor he has; mappings that there are stay. False: the kernel
 // cannot (before 5.1), or the file takes no seals.

@@ -1,8 +1,7 @@
 // segment.h: what two processes share: layouts of the memory files, nothing else. All words that both sides touch are
 // atomics; each names its partner. A peer may be hostile: whoever reads takes a private copy and checks it before use.
-//   Board    which registrations and keys have ended. Owner writes, peers can only map it read-only (sealed). Its words are random and open
-//            nothing: whoever reads it learns no address, no length, and nothing that a key is made of.
-//   Bell     a rail's "I sleep" flag and the bitmap of connections that have news. Peers write it.
+//   Board    a rail's: whether it sleeps, and which registrations and keys have ended. Owner writes, peers can only map it read-only (sealed).
+//            Its words are random and open nothing: whoever reads it learns no address, no length, and nothing that a key is made of.
 //   Segment  one per connection, made by the connector: header, results, ring of entries, staging bytes.
 #pragma once
 
@@ -12,7 +11,7 @@
 
 namespace asyncfabric::local {
 
-constexpr uint32_t kLayoutVersion = 4;
+constexpr uint32_t kLayoutVersion = 5;
 constexpr uint32_t kMaxConnections = 1024;  // incoming connections of one rail
 constexpr uint32_t kMaxRegions = 32768;     // registered regions of one rail; untouched slots cost no memory
 constexpr uint32_t kMaxSendBytes = 16384;
@@ -40,16 +39,9 @@ struct Board {
   std::atomic<uint32_t> closed;  // partner: owner's destructor stores, writers load
   uint64_t probe_address;        // where the owner keeps `probe_value`: shows whether process_vm_readv reaches it
   uint64_t probe_value;
+  // The number of the sleep that the owner is in, never the same twice; 0: it is awake. Partner: owner stores, whoever has news loads.
+  alignas(kLineBytes) std::atomic<uint64_t> sleep;
   alignas(kLineBytes) RegionSlot slots[kMaxRegions];
-};
-
-// ---- Bell
-
-constexpr uint32_t kBellWords = kMaxConnections / 64;
-
-struct Bell {
-  alignas(kLineBytes) std::atomic<uint32_t> asleep;             // partner: owner stores 1, whoever has news exchanges 0
-  alignas(kLineBytes) std::atomic<uint64_t> dirty[kBellWords];  // partner: senders set their bit, the owner clears it
 };
 
 // ---- Segment
@@ -120,6 +112,6 @@ struct SegmentLayout {
   static size_t page_up(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 };
 
-static_assert(sizeof(SegmentHeader) <= kPageBytes && sizeof(Bell) <= kPageBytes);
+static_assert(sizeof(SegmentHeader) <= kPageBytes);
 
 }  // namespace asyncfabric::local

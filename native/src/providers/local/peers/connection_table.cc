@@ -9,14 +9,14 @@ namespace asyncfabric::local {
 
 bool ConnectionTable::has_seat() const {
   const std::lock_guard lock(mutex_);
-  return !free_.empty() || seats_used_ < kMaxConnections;
+  return !free_.empty() || seats() < kMaxConnections;
 }
 
 std::shared_ptr<Incoming> ConnectionTable::seat(Incoming::Parts parts) {
   const std::lock_guard lock(mutex_);
   if (free_.empty()) {
-    free_.push_back(seats_used_++);
-    words_.store((seats_used_ + 63) / 64, std::memory_order_release);
+    free_.push_back(seats());
+    seats_used_.store(seats() + 1, std::memory_order_release);
   }
   const uint32_t index = free_.back();
   free_.pop_back();
@@ -60,7 +60,7 @@ void ConnectionTable::mark_lost(const Contact& contact) {
 void ConnectionTable::notify_engine() {
   news_.store(true, std::memory_order_seq_cst);
   store_load_barrier();
-  own_->wake();
+  waits_->wake();
 }
 
 void ConnectionTable::enlist(std::shared_ptr<Outgoing> link, RailPeer* handle) {
@@ -78,7 +78,7 @@ SlotIdle ConnectionTable::census() const {
   std::vector<std::shared_ptr<Incoming>> present;
   {
     const std::lock_guard lock(mutex_);
-    for (uint32_t index = 0; index < seats_used_; ++index)
+    for (uint32_t index = 0; index < seats(); ++index)
       if (owners_[index] != nullptr) present.push_back(owners_[index]);
   }
   return [present = std::move(present)](uint32_t slot) mutable {
@@ -129,7 +129,7 @@ bool ConnectionTable::asks_admission() const {
 
 bool ConnectionTable::admit(uint64_t number) {
   const std::lock_guard lock(mutex_);
-  for (uint32_t index = 0; index < seats_used_; ++index)
+  for (uint32_t index = 0; index < seats(); ++index)
     if (owners_[index] != nullptr && owners_[index]->number() == number) {
       owners_[index]->admit(true);
       return true;

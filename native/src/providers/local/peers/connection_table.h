@@ -17,7 +17,7 @@ namespace asyncfabric::local {
 
 class ConnectionTable {
  public:
-  explicit ConnectionTable(std::shared_ptr<Doorbell> own) : own_(std::move(own)) {}
+  explicit ConnectionTable(std::shared_ptr<WaitSet> waits) : waits_(std::move(waits)) {}
 
   // [service]
   bool has_seat() const;
@@ -36,7 +36,9 @@ class ConnectionTable {
 
   // [engine lock]
   Incoming* at(uint32_t index) const { return seats_[index].load(std::memory_order_acquire); }
-  uint32_t words() const { return words_.load(std::memory_order_acquire); }
+  uint32_t seats() const {
+    return seats_used_.load(std::memory_order_acquire);
+  }  // that were ever taken: at() knows no more
   bool has_news() const { return news_.load(std::memory_order_acquire); }
   void take_news(std::vector<std::shared_ptr<Incoming>>* leaving, std::vector<std::shared_ptr<Outgoing>>* lost);
   void retire(uint32_t index);
@@ -56,15 +58,14 @@ class ConnectionTable {
   void mark_lost(const Contact& contact);
   void notify_engine();
 
-  std::shared_ptr<Doorbell> own_;
+  std::shared_ptr<WaitSet> waits_;
   mutable std::mutex mutex_;
   std::array<std::atomic<Incoming*>, kMaxConnections>
       seats_{};  // partner: service stores, engine lock loads and clears
   std::array<std::shared_ptr<Incoming>, kMaxConnections> owners_;
   std::vector<uint32_t> free_;
-  uint32_t seats_used_ = 0;
-  uint64_t numbers_ = 0;            // given to connections
-  std::atomic<uint32_t> words_{0};  // bell words that can have bits. Partner: service stores, engine lock loads
+  std::atomic<uint32_t> seats_used_{0};  // partner: service stores under the mutex, engine lock loads
+  uint64_t numbers_ = 0;                 // given to connections
   std::map<uint64_t, Contact> contacts_;
   std::vector<std::shared_ptr<Incoming>> leaving_;
   std::vector<std::shared_ptr<Outgoing>> lost_;

@@ -44,7 +44,7 @@ class Incoming {
     UniqueFd socket;
     std::shared_ptr<Mapping> segment;
     uint32_t entries = 0;
-    std::shared_ptr<Doorbell> producer;
+    std::unique_ptr<Doorbell> producer;
     std::shared_ptr<ProcessWatch> process;
   };
   Incoming(uint32_t index, uint64_t number, Parts parts)
@@ -83,7 +83,7 @@ class Incoming {
   uint64_t number_;
   UniqueFd socket_;
   RingConsumer ring_;
-  std::shared_ptr<Doorbell> producer_;
+  std::unique_ptr<Doorbell> producer_;
   std::shared_ptr<ProcessWatch> process_;
   uint32_t imms_taken_ = 0;  // of the entry at the head of the ring
   bool broken_ = false;

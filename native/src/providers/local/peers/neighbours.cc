@@ -1,14 +1,11 @@
 // neighbours.cc: see neighbours.h.
 #include "providers/local/peers/neighbours.h"
 
-#include <fcntl.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 #include <csignal>
 
 #include <atomic>
-
-#include "providers/local/peers/wire.h"
 
 namespace asyncfabric::local {
 
@@ -35,23 +32,6 @@ std::shared_ptr<ProcessWatch> Neighbours::find(pid_t pid) {
   const std::lock_guard lock(mutex_);
   const auto found = processes_.find(pid);
   return found == processes_.end() ? nullptr : found->second.lock();
-}
-
-Status Neighbours::doorbell(const ProcessWatch& process, uint64_t rail_id, UniqueFd bell, UniqueFd eventfd,
-                            std::shared_ptr<Doorbell>* out) {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(doorbells_, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<Doorbell>& known = doorbells_[{process.pid(), process.start(), rail_id}];
-  *out = known.lock();
-  if (*out != nullptr) return {};
-  if (!bell || !eventfd || !is_eventfd(eventfd.get())) return StatusCode::kPeerRejected;
-  std::shared_ptr<Mapping> mapping;
-  if (const Status status = Mapping::open(FileRole::kBell, bell.get(), sizeof(Bell), &mapping); !status.ok())
-    return status;
-  fcntl(eventfd.get(), F_SETFL, O_NONBLOCK);
-  *out = std::make_shared<Doorbell>(std::move(mapping), std::move(eventfd));
-  known = *out;
-  return {};
 }
 
 void Neighbours::permit_kernel_copy(pid_t pid) {

@@ -42,7 +42,7 @@ class PeerHandle;
 struct Outgoing : std::enable_shared_from_this<Outgoing> {
   Outgoing(std::shared_ptr<Mapping> segment, uint32_t entries) : ring(std::move(segment), entries) {}
 
-  const Board& board() const { return *board_file->as<const Board>(); }
+  const Board& board() const { return target->board(); }
   bool alive() const {
     return !lost.load(std::memory_order_acquire) && !closed && board().closed.load(std::memory_order_relaxed) == 0;
   }
@@ -50,10 +50,8 @@ struct Outgoing : std::enable_shared_from_this<Outgoing> {
   // Set before the connection is shared between threads.
   uint64_t serial = 0;
   UniqueFd socket;
-  std::shared_ptr<Mapping> board_file;
-  std::shared_ptr<Doorbell> target;
+  std::unique_ptr<Doorbell> target;
   std::shared_ptr<ProcessWatch> process;
-  uint32_t connection = 0;        // our bit in the target's bell
   uint32_t asked = 0;             // [control] number of the newest question on the socket
   bool mute = false;              // [control] it did not answer the last one in time
   std::atomic<bool> lost{false};  // partner: service thread stores, engine lock loads

@@ -175,7 +175,7 @@ Status Service::greet(Session& session, const WireMessage& hello, FdPack& fds) {
     const auto* header = parts->segment->as<const SegmentHeader>();
     if (header->magic != kSegmentMagic || header->version != kLayoutVersion) return StatusCode::kPeerRejected;
     parts->segment->populate(layout.ring(), layout.staging() - layout.ring());
-    return neighbours_->doorbell(*parts->process, hello.rail, std::move(fds[1]), std::move(fds[2]), &parts->producer);
+    return Doorbell::open(std::move(fds[2]), fds[1], peer.pid, waits_, &parts->producer);
   };
   Incoming::Parts parts;
   Status status = examine(&parts);
@@ -188,9 +188,7 @@ Status Service::greet(Session& session, const WireMessage& hello, FdPack& fds) {
   parts.socket = std::move(session.socket);
   session.incoming = connections_.seat(std::move(parts));
   if (session.incoming->process()->gone()) return StatusCode::kPeerDead;  // its pidfd may have spoken before
-  answer.connection = session.incoming->index();
-  return send_wire(session.fd(), answer,
-                   {reception_.board_file.get(), reception_.bell_file.get(), reception_.doorbell_fd});
+  return send_wire(session.fd(), answer, {reception_.board_file.get(), -1, -1});
 }
 
 Status Service::show(const Session& session, const WireMessage& ask) const {

@@ -21,14 +21,13 @@ struct Reception {
   uint64_t rail_id = 0;
   std::string socket_name;
   UniqueFd board_file;
-  UniqueFd bell_file;
-  int doorbell_fd = -1;
 };
 
 class Service {
  public:
-  Service(const Reception& reception, Regions& regions, ConnectionTable& connections, Kept& kept)
-      : reception_(reception), regions_(regions), connections_(connections), kept_(kept) {}
+  Service(const Reception& reception, std::shared_ptr<WaitSet> waits, Regions& regions, ConnectionTable& connections,
+          Kept& kept)
+      : reception_(reception), waits_(std::move(waits)), regions_(regions), connections_(connections), kept_(kept) {}
   ~Service() { stop(); }
 
   Status start(TracerPolicy policy, std::string* detail);
@@ -58,6 +57,7 @@ class Service {
   bool add(int fd, uint32_t events, uint64_t tag) const;
 
   const Reception& reception_;
+  std::shared_ptr<WaitSet> waits_;
   Regions& regions_;
   ConnectionTable& connections_;
   Kept& kept_;

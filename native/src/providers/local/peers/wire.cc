@@ -7,11 +7,9 @@
 #include <sys/un.h>
 #include <cerrno>
 #include <cstddef>
-#include <cstdio>
 #include <cstring>
 
 #include <algorithm>
-#include <string_view>
 
 #include "base/clock.h"
 #include "providers/local/memory/segment.h"
@@ -151,14 +149,6 @@ PeerCredentials peer_credentials(int socket) {
   socklen_t length = sizeof credentials;
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) return {};
   return {credentials.pid, credentials.uid == geteuid()};
-}
-
-bool is_eventfd(int fd) {
-  char path[64];
-  std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-  char target[64];
-  const ssize_t length = readlink(path, target, sizeof target);
-  return length > 0 && std::string_view(target, static_cast<size_t>(length)) == "anon_inode:[eventfd]";
 }
 
 }  // namespace asyncfabric::local

@@ -27,19 +27,19 @@ struct WireMessage {
   uint64_t rail = 0;           // kHello, kWelcome: the sender's rail
   uint64_t process_start = 0;  // kHello
   uint32_t entries = 0;        // kHello: ring size
-  uint32_t connection = 0;     // kWelcome: bit in the bell
+  uint32_t number = 0;         // kShow, kShown: of the question
   uint32_t slot = 0;           // kShow
   uint32_t fds = 0;            // how many descriptors ride along
   uint64_t word = 0;           // kShow: of the key
   uint32_t part = 0;           // kShow: which of the region's files
-  uint32_t number = 0;         // kShow, kShown: of the question
-  uint64_t mark = 0;           // kShown, and the rest: see Shown
+  uint32_t unused = 0;
+  uint64_t mark = 0;  // kShown, and the rest: see Shown
   uint64_t life = 0;
   uint64_t base = 0;
   uint64_t length = 0;
   uint64_t traits = 0;
 };
-// Descriptors: kHello {segment, bell, doorbell}; kWelcome {board, bell, doorbell}; kShown {region} or nothing.
+// Descriptors: kHello {segment, board, doorbell}; kWelcome {board}; kShown {region} or nothing.
 
 WireMessage wire_message(WireKind kind);
 
@@ -59,7 +59,5 @@ struct PeerCredentials {
   bool same_user = false;
 };
 PeerCredentials peer_credentials(int socket);
-
-bool is_eventfd(int fd);  // a doorbell must not be something whose write could block us
 
 }  // namespace asyncfabric::local

@@ -70,11 +70,7 @@ void Poster::announce(Outgoing& link) {
   link.touched = false;
   close_batch(link);
   store_load_barrier();
-  const Doorbell& target = *link.target;
-  std::atomic<uint64_t>& word = target.bell().dirty[link.connection / 64];
-  const uint64_t bit = 1ull << (link.connection % 64);
-  if ((word.load(std::memory_order_relaxed) & bit) == 0) word.fetch_or(bit, std::memory_order_seq_cst);
-  target.wake();
+  link.target->wake();
 }
 
 void Poster::block(Outgoing& link) {

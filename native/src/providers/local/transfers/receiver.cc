@@ -1,10 +1,8 @@
 // receiver.cc: see receiver.h.
 #include "providers/local/transfers/receiver.h"
 
-#include <bit>
+#include <algorithm>
 #include <utility>
-
-#include "providers/local/transfers/barrier.h"
 
 namespace asyncfabric::local {
 
@@ -15,48 +13,54 @@ size_t Receiver::drain_one(Incoming& incoming, std::span<RailEvent> events) {
 }
 
 size_t Receiver::drain(std::span<RailEvent> events) {
+  cold_first_ = !cold_first_;
+  if (cold_first_) {
+    const size_t count = drain_cold(events);
+    return count + drain_hot(events.subspan(count));
+  }
+  const size_t count = drain_hot(events);
+  return count + drain_cold(events.subspan(count));
+}
+
+size_t Receiver::drain_hot(std::span<RailEvent> events) {
   size_t count = 0;
   if (++turn_ >= hot_count_) turn_ = 0;
   for (size_t i = 0, seat = turn_; i < hot_count_ && count < events.size(); ++i) {
     if (hot_[seat]->has_entry()) count += drain_one(*hot_[seat], events.subspan(count));
     if (++seat >= hot_count_) seat = 0;
   }
-  const uint32_t words = connections_.words();
-  for (uint32_t word = 0; word < words; ++word) {
-    // Partner: the sender's fetch_or after it published.
-    uint64_t bits = own_->bell().dirty[word].load(std::memory_order_acquire) & ~hot_mask_[word];
-    for (; bits != 0 && count < events.size(); bits &= bits - 1) {
-      Incoming* incoming = promote(word * 64 + static_cast<uint32_t>(std::countr_zero(bits)));
-      if (incoming != nullptr) count += drain_one(*incoming, events.subspan(count));
-    }
+  return count;
+}
+
+size_t Receiver::drain_cold(std::span<RailEvent> events) {
+  const uint32_t seats = connections_.seats();
+  if (seats == hot_count_) return 0;  // everybody is hot
+  size_t count = 0;
+  const uint32_t looks = std::exchange(everywhere_, false) ? seats : std::min(seats, kColdLooks);
+  for (uint32_t look = 0; look < looks && count < events.size(); ++look) {
+    if (cold_turn_ >= seats) cold_turn_ = 0;
+    const uint32_t index = cold_turn_++;
+    Incoming* incoming = connections_.at(index);
+    if (incoming == nullptr || is_hot(index) || !incoming->has_entry()) continue;
+    promote(*incoming);
+    count += drain_one(*incoming, events.subspan(count));
   }
   return count;
 }
 
-Incoming* Receiver::promote(uint32_t index) {
-  Incoming* incoming = connections_.at(index);
-  if (incoming == nullptr) {  // nobody sits there: a stray or hostile bit
-    own_->bell().dirty[index / 64].fetch_and(~(1ull << (index % 64)), std::memory_order_seq_cst);
-    return nullptr;
-  }
+void Receiver::promote(Incoming& incoming) {
   if (hot_count_ == kHotSeats) {
     cool(victim_);
     victim_ = (victim_ + 1) % kHotSeats;
   }
-  hot_[hot_count_++] = incoming;
-  hot_mask_[index / 64] |= 1ull << (index % 64);
-  return incoming;
+  hot_[hot_count_++] = &incoming;
+  hot_mask_[incoming.index() / 64] |= 1ull << (incoming.index() % 64);
 }
 
 void Receiver::cool(size_t seat) {
-  Incoming& incoming = *hot_[seat];
+  const uint32_t index = hot_[seat]->index();
   hot_[seat] = hot_[--hot_count_];
-  const uint64_t bit = 1ull << (incoming.index() % 64);
-  std::atomic<uint64_t>& word = own_->bell().dirty[incoming.index() / 64];
-  hot_mask_[incoming.index() / 64] &= ~bit;
-  word.fetch_and(~bit, std::memory_order_seq_cst);
-  store_load_barrier();
-  if (incoming.has_entry()) word.fetch_or(bit, std::memory_order_seq_cst);
+  hot_mask_[index / 64] &= ~(1ull << (index % 64));
 }
 
 void Receiver::add_leaving(std::vector<std::shared_ptr<Incoming>>& leaving) {
@@ -70,29 +74,25 @@ size_t Receiver::drain_leaving(std::span<RailEvent> events) {
     Incoming& incoming = *leaving_.back();
     count += incoming.drain(events.subspan(count), shelf_, regions_, copier_);
     if (incoming.has_entry()) break;  // events or shelf are full: the rest comes with the next poll
-    for (size_t seat = 0; seat < hot_count_; ++seat)
-      if (hot_[seat] == &incoming) {
-        cool(seat);
-        break;
-      }
-    own_->bell().dirty[incoming.index() / 64].fetch_and(~(1ull << (incoming.index() % 64)), std::memory_order_seq_cst);
+    if (is_hot(incoming.index()))
+      cool(static_cast<size_t>(std::find(hot_.begin(), hot_.begin() + hot_count_, &incoming) - hot_.begin()));
     connections_.retire(incoming.index());
     leaving_.pop_back();
   }
   return count;
 }
 
-bool Receiver::has_work() const {
+// The next poll begins where something was found.
+bool Receiver::has_work() {
   if (!leaving_.empty()) return true;
   for (size_t seat = 0; seat < hot_count_; ++seat)
     if (hot_[seat]->has_entry()) return true;
-  const uint32_t words = connections_.words();
-  for (uint32_t word = 0; word < words; ++word) {
-    uint64_t bits = own_->bell().dirty[word].load(std::memory_order_seq_cst) & ~hot_mask_[word];
-    for (; bits != 0; bits &= bits - 1) {
-      const Incoming* incoming = connections_.at(word * 64 + static_cast<uint32_t>(std::countr_zero(bits)));
-      if (incoming != nullptr && incoming->has_entry()) return true;
-    }
+  const uint32_t seats = connections_.seats();
+  for (uint32_t index = 0; index < seats && seats != hot_count_; ++index) {
+    const Incoming* incoming = connections_.at(index);
+    if (incoming == nullptr || is_hot(index) || !incoming->has_entry()) continue;
+    cold_turn_ = index;
+    return true;
   }
   return false;
 }
