@@ -83,9 +83,16 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
     registered_bytes_.fetch_add(length, std::memory_order_relaxed);
   } else {
     // All or nothing: a region that only some rails know would hand out keys that do not work.
+    auto calls = std::make_shared<RailCalls>();
     for (uint32_t rail = 0; rail < handles.size(); ++rail)
-      if (handles[rail])
-        core_.at_rail_in_turns(rail, [&](Rail& at, uint64_t ns) { return at.release_memory(handles[rail], ns); });
+      if (handles[rail]) calls->rails.push_back(rail);
+    calls->until_ns = now_ns() + core_.config.drain_deadline_ns;
+    const auto taken_back = std::make_shared<std::vector<std::unique_ptr<LocalMemory>>>(std::move(handles));
+    calls->call = [taken_back](uint32_t rail, Rail& at, uint64_t patience_ns) {
+      return at.release_memory((*taken_back)[rail], patience_ns);
+    };
+    calls->done = [this, cookie, status](Status) { answer(cookie, status, 0); };
+    return core_.call_rails(calls);
   }
   answer(cookie, status, handle);
 }
@@ -156,7 +163,6 @@ Status NativeEngine::submit_revoke(uint64_t cookie, RegionId region) {
   if (slot == nullptr) return StatusCode::kClosed;
   core_.control.post([this, cookie, slot, region] {
     RegionEntry& entry = slot->value;
-    Status status;
     {
       // First: a key that is made or shown from here on belongs to the new generation.
       const std::lock_guard lock(core_.keys_mutex);
@@ -166,24 +172,27 @@ Status NativeEngine::submit_revoke(uint64_t cookie, RegionId region) {
         if (access != entry.access) entry.rail_keys[access].clear();
     }
     core_.announce_revoked(region, entry.generation);
-    for (uint32_t rail = 0; rail < entry.memory.size(); ++rail) {
-      if (!entry.memory[rail]) continue;
+    const auto calls = std::make_shared<RailCalls>();
+    for (uint32_t rail = 0; rail < entry.memory.size(); ++rail)
+      if (entry.memory[rail]) calls->rails.push_back(rail);
+    calls->until_ns = now_ns() + core_.config.drain_deadline_ns;
+    calls->call = [this, &entry](uint32_t rail, Rail& at, uint64_t patience_ns) {
       std::string key;
-      const Status revoked = core_.at_rail_in_turns(
-          rail, [&](Rail& at, uint64_t ns) { return at.revoke_memory(*entry.memory[rail], ns, &key); });
-      if (!revoked.ok()) {
-        status = revoked;
-        continue;
-      }
+      const Status revoked = at.revoke_memory(*entry.memory[rail], patience_ns, &key);
+      if (!revoked.ok()) return revoked;
       const std::lock_guard lock(core_.keys_mutex);
       entry.rail_keys[entry.access][rail] = std::move(key);
-    }
-    {
-      const std::lock_guard lock(core_.keys_mutex);
-      --entry.revoking;
-    }
-    core_.unpin_region(slot);
-    answer(cookie, status, region);
+      return revoked;
+    };
+    calls->done = [this, cookie, slot, region](Status status) {
+      {
+        const std::lock_guard lock(core_.keys_mutex);
+        --slot->value.revoking;
+      }
+      core_.unpin_region(slot);
+      answer(cookie, status, region);
+    };
+    core_.call_rails(calls);
   });
   return {};
 }
@@ -252,16 +261,22 @@ Status NativeEngine::submit_disconnect(uint64_t cookie, PeerId id) {
 Status NativeEngine::submit_close(uint64_t cookie, bool cancel_unposted) {
   const bool again = core_.closing.exchange(true, std::memory_order_acq_rel);
   if (again && !cancel_unposted) return StatusCode::kClosed;
-  core_.control.post([=, this] {
-    {
-      const Moment moment(core_);
-      if (again)
-        core_.hurry_close();
-      else
-        core_.begin_close(cookie, cancel_unposted);
-    }
-  });
+  // Twice: what was released before lets go of its region in a job of its own.
+  core_.control.post(
+      [=, this] { core_.control.post([=, this] { close_behind_waits(cookie, again, cancel_unposted); }); });
   return {};
+}
+
+// What waits for peers is answered first; each of these waits has its deadline.
+void NativeEngine::close_behind_waits(uint64_t cookie, bool again, bool cancel_unposted) {
+  if (core_.rail_calls != 0)
+    return core_.control.post_later(RailCalls::kFirstPauseNs,
+                                    [=, this] { close_behind_waits(cookie, again, cancel_unposted); });
+  const Moment moment(core_);
+  if (again)
+    core_.hurry_close();
+  else
+    core_.begin_close(cookie, cancel_unposted);
 }
 
 Status NativeEngine::region_info(RegionId region, RegionInfo* out) const {

@@ -32,6 +32,7 @@
 #include "engine/peers/bundle.h"
 #include "engine/peers/inbox.h"
 #include "engine/peers/peer_list.h"
+#include "engine/regions/rail_calls.h"
 #include "engine/regions/region.h"
 
 namespace asyncfabric {
@@ -40,7 +41,8 @@ constexpr uint64_t kShortestNapNs = 50'000;
 constexpr uint64_t kLongestNapNs = 5'000'000;
 constexpr uint64_t kIdleNapNs = 20'000'000;     // what naps grow to within a second of silence
 constexpr uint64_t kLoopNaps = 10;              // naps are so much longer while the loop has the rails
-constexpr uint64_t kControlTurnNs = 1'000'000;  // under the engine lock, of a control call that waits for peers
+constexpr uint64_t kControlTurnNs = 1'000'000;  // the first look of a control call that waits for peers
+constexpr uint64_t kQuarantineLookNs = 500'000'000;
 constexpr uint64_t kPulseNs = 50'000'000;
 constexpr uint64_t kBulkBytes = 256 * 1024;  // completions of so much may reach the loop a few passes later
 constexpr uint32_t kRingDelay = 3;           // passes
@@ -62,6 +64,7 @@ struct RailState {
 struct Tally {
   std::atomic<uint64_t> value{0};
   void add(uint64_t n) { value.store(value.load(std::memory_order_relaxed) + n, std::memory_order_relaxed); }
+  void take_one() { value.store(get() - 1, std::memory_order_relaxed); }
   uint64_t get() const { return value.load(std::memory_order_relaxed); }
 };
 
@@ -341,6 +344,9 @@ struct Core {
 
   // regions.cc (control thread)
   void end_region(RegionTable::Slot* slot);
+  void region_ended(RegionTable::Slot* slot, Status status);
+  void forget_region(RegionTable::Slot* slot);
+  void look_at_quarantined(RegionTable::Slot* slot);
   void release_started(RegionTable::Slot* slot);  // engine lock
   void expire_releases(uint64_t now);             // engine lock
   void end_key(KeyTable::Slot* slot);
@@ -360,24 +366,9 @@ struct Core {
     return result;
   }
 
-  // The same for a call that may wait for peers, call(rail, patience_ns): in turns, with a step of the engine after each. Those peers
-  // may wait for a word of another of our rails, and all others for signs of life.
-  template <class Call>
-  Status at_rail_in_turns(uint32_t rail, Call call) {
-    if (rails[rail]->capabilities.concurrent_control) return call(*rails[rail]->rail, config.drain_deadline_ns);
-    EngineLock::Caller caller(engine_lock);
-    for (const uint64_t until = now_ns() + config.drain_deadline_ns;;) {
-      const std::lock_guard lock(caller);
-      const uint64_t begun = now_ns();
-      const Status status = call(*rails[rail]->rail, kControlTurnNs);
-      const bool waits = status.code == StatusCode::kDrainTimeout && now_ns() - begun >= kControlTurnNs;
-      if (!waits || begun >= until) {
-        gate.notify();  // the rail may have met events meanwhile
-        return status;
-      }
-      (void)step();
-    }
-  }
+  // The same for a call that may wait for peers. Control thread.
+  void call_rails(const std::shared_ptr<RailCalls>& calls);
+  size_t rail_calls = 0;  // that have not ended. Control thread
 };
 
 // A moment under the engine lock for a thread that is not the worker (a control job, a call that must touch engine state). What it published

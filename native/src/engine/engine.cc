@@ -27,9 +27,10 @@ Core::~Core() {
     peer->lanes.clear();
   }
   admission.refusals.clear();
-  regions.for_each([this](RegionTable::Slot& slot) {
+  regions.for_each([this, until = now_ns() + config.drain_deadline_ns](RegionTable::Slot& slot) {
     for (uint32_t rail = 0; rail < slot.value.memory.size(); ++rail)
-      if (slot.value.memory[rail]) rails[rail]->rail->release_memory(slot.value.memory[rail], config.drain_deadline_ns);
+      if (slot.value.memory[rail])
+        rails[rail]->rail->release_memory(slot.value.memory[rail], until - std::min(until, now_ns()));
     slot.value.memory.clear();
   });
   rails.clear();

@@ -121,6 +121,7 @@ class NativeEngine final : public Engine {
   void allocate_device(uint64_t cookie, uint64_t length, int32_t device, uint32_t access);
   Status rail_keys_of(RegionEntry& entry, const KeyScope& scope, std::vector<std::string>* keys,
                       uint64_t* generation) const;
+  void close_behind_waits(uint64_t cookie, bool again, bool cancel_unposted);
   std::string reason(uint32_t rail, int32_t device) const;
   std::atomic<uint32_t>* nic_regions_of(int32_t device, uint32_t access) const;
   void answer(uint64_t cookie, Status status, uint64_t value);

@@ -11,17 +11,41 @@ void Core::unpin_key(KeyTable::Slot* slot) {
   if (keys.unpin(slot)) control.post([this, slot] { end_key(slot); });
 }
 
+// A peer that must answer may wait for a word of another of our rails, and all others for signs of life: so no rail is asked for long, and
+// the engine goes on in between.
+void Core::call_rails(const std::shared_ptr<RailCalls>& calls) {
+  const bool first = calls->pause_ns == 0;
+  const uint64_t patience_ns = first ? kControlTurnNs : 0;
+  rail_calls += first ? 1 : 0;
+  std::erase_if(calls->rails, [&](uint32_t rail) {
+    const uint64_t begun = now_ns();
+    const Status status = at_rail(rail, [&](Rail& at) { return calls->call(rail, at, patience_ns); });
+    // A rail that does not use its patience has nobody to wait for.
+    if (status.code == StatusCode::kDrainTimeout && (!first || now_ns() - begun >= patience_ns)) return false;
+    if (!status.ok()) calls->worst = status;
+    return true;
+  });
+  if (!calls->rails.empty() && now_ns() < calls->until_ns)
+    return control.post_later(calls->next_pause(), [this, calls] { call_rails(calls); });
+  --rail_calls;
+  calls->done(calls->rails.empty() ? calls->worst : StatusCode::kDrainTimeout);
+}
+
 void Core::end_region(RegionTable::Slot* slot) {
   RegionEntry& region = slot->value;
-  Status status;
   announce_revoked(slot->handle, 0);
-  for (uint32_t rail = 0; rail < region.memory.size(); ++rail) {
-    if (!region.memory[rail]) continue;
-    const Status released = at_rail_in_turns(
-        rail, [&](Rail& at, uint64_t patience_ns) { return at.release_memory(region.memory[rail], patience_ns); });
-    if (!released.ok()) status = released;
-  }
-  if (status.ok() && region.nic_regions != nullptr) region.nic_regions->fetch_sub(1, std::memory_order_acq_rel);
+  const auto calls = std::make_shared<RailCalls>();
+  for (uint32_t rail = 0; rail < region.memory.size(); ++rail)
+    if (region.memory[rail]) calls->rails.push_back(rail);
+  calls->until_ns = now_ns() + config.drain_deadline_ns;
+  calls->call = [&region](uint32_t rail, Rail& at, uint64_t patience_ns) {
+    return at.release_memory(region.memory[rail], patience_ns);
+  };
+  calls->done = [this, slot](Status status) { region_ended(slot, status); };
+  call_rails(calls);
+}
+
+void Core::region_ended(RegionTable::Slot* slot, Status status) {
   uint64_t cookie = 0;
   const uint64_t handle = slot->handle;
   {
@@ -32,14 +56,32 @@ void Core::end_region(RegionTable::Slot* slot) {
     }
     release_until.erase(handle);
   }
-  // kDrainTimeout: a peer may still write there. The entry, its pages and the caller's buffer stay pinned for good.
-  if (status.ok())
-    regions.erase(slot);
-  else
-    tallies.quarantined.value.fetch_add(1, std::memory_order_relaxed);
-  if (cookie == 0) return;
+  if (status.ok()) forget_region(slot);
   const Moment moment(*this);
-  publish({.cookie = cookie, .kind = CompletionKind::kControl, .status = status, .value = handle});
+  // kDrainTimeout: a peer may still write there. The entry, its pages and the caller's buffer stay pinned.
+  if (!status.ok()) {
+    tallies.quarantined.add(1);
+    control.post_later(kQuarantineLookNs, [this, slot] { look_at_quarantined(slot); });
+  }
+  if (cookie != 0) publish({.cookie = cookie, .kind = CompletionKind::kControl, .status = status, .value = handle});
+}
+
+void Core::forget_region(RegionTable::Slot* slot) {
+  if (slot->value.nic_regions != nullptr) slot->value.nic_regions->fetch_sub(1, std::memory_order_acq_rel);
+  regions.erase(slot);
+}
+
+// Whoever could write there may be gone meanwhile.
+void Core::look_at_quarantined(RegionTable::Slot* slot) {
+  bool held = false;
+  for (uint32_t rail = 0; rail < slot->value.memory.size(); ++rail) {
+    std::unique_ptr<LocalMemory>& memory = slot->value.memory[rail];
+    if (memory) held = !at_rail(rail, [&](Rail& at) { return at.release_memory(memory, 0); }).ok() || held;
+  }
+  if (held) return control.post_later(kQuarantineLookNs, [this, slot] { look_at_quarantined(slot); });
+  forget_region(slot);
+  const Moment moment(*this);
+  tallies.quarantined.take_one();
 }
 
 // The region takes no new ops. Those in flight may drain until the deadline, then they are cancelled.
