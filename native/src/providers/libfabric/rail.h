@@ -15,6 +15,7 @@
 #include "providers/libfabric/device/device.h"
 #include "providers/libfabric/memory/memory.h"
 #include "providers/libfabric/peers/admitted.h"
+#include "providers/libfabric/peers/half_open.h"
 #include "providers/libfabric/peers/inbound.h"
 #include "providers/libfabric/peers/peer.h"
 #include "providers/libfabric/peers/shut_out.h"
@@ -143,6 +144,7 @@ class LibfabricRail final : public Rail {
   InboundList inbound_;
   Admitted admitted_;
   ShutOut shut_out_;
+  HalfOpen half_open_;
   bool names_connections_ = false;  // immediates have room for the tag of theirs
   std::vector<std::string> dead_;   // names of senders that nobody listens at any more
   uint64_t fence_number_ = 0;

@@ -7,7 +7,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <vector>
 
 namespace asyncfabric::libfabric {
 namespace {
@@ -27,17 +26,21 @@ bool is_connected(int fd) {
 
 }  // namespace
 
-void close_orphans_of(const std::string& name) {
+std::vector<int> connections_to(const std::string& name) {
   DIR* directory = opendir("/proc/self/fd");
-  if (directory == nullptr) return;
-  std::vector<int> orphans;
+  std::vector<int> found;
+  if (directory == nullptr) return found;
   while (const dirent* entry = readdir(directory)) {
     char* end = nullptr;
     const int fd = static_cast<int>(std::strtol(entry->d_name, &end, 10));
-    if (end != entry->d_name && *end == '\0' && has_local_address(fd, name) && is_connected(fd)) orphans.push_back(fd);
+    if (end != entry->d_name && *end == '\0' && has_local_address(fd, name) && is_connected(fd)) found.push_back(fd);
   }
   closedir(directory);
-  for (const int fd : orphans) ::close(fd);
+  return found;
+}
+
+void close_orphans_of(const std::string& name) {
+  for (const int fd : connections_to(name)) ::close(fd);
 }
 
 }  // namespace asyncfabric::libfabric

@@ -172,6 +172,7 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
   look_into_doubts();
   rebuild_broken();
   close_paths_to_dead();
+  if (device_->profile().over_sockets && half_open_.is_due()) half_open_.look(device_->endpoint_name());
   const size_t count = filled_;
   room_ = {};  // whatever fails outside of a poll goes to the stash
   filled_ = 0;

@@ -1,0 +1,57 @@
+// libfabric_half_open_test.cc: connections whose other side sends nothing: libfabric would keep each of them. A rail keeps few, and serves those
+// who send.
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "base/unique_fd.h"
+#include "libfabric_pair.h"
+#include "providers/libfabric/peers/half_open.h"
+#include "providers/libfabric/peers/orphans.h"
+#include "providers/libfabric/peers/wire.h"
+
+namespace asyncfabric::testing {
+namespace {
+
+using libfabric::HalfOpen;
+
+std::string name_of(const Side& side) {
+  libfabric::RailAddress address;
+  EXPECT_TRUE(libfabric::parse(side.rail->address(), &address));
+  return address.name;
+}
+
+UniqueFd knock(const std::string& name) {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in target{};
+  std::memcpy(&target, name.data(), std::min(name.size(), sizeof target));
+  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&target), sizeof target), 0);
+  return socket;
+}
+
+TEST(LibfabricHalfOpen, WhoSendsNothingIsHungUpOnAndPeersAreNot) {
+  Side a(spec_of("tcp")), b(spec_of("tcp"));
+  Link link(a, b);
+  link.post(link.write_imm(0, 0, 64, 1, 1), {&a, &b});
+  ASSERT_TRUE(pump_until({&a, &b}, [&] { return b.imms.size() == 1 && a.done.size() == 1; }));
+  const std::string name = name_of(b);
+  const size_t peers = libfabric::connections_to(name).size();
+  ASSERT_GE(peers, 1u);
+  std::vector<UniqueFd> mute;
+  for (int i = 0; i < 400; ++i) {
+    mute.push_back(knock(name));
+    b.pump();
+  }
+  const size_t most = peers + HalfOpen::kMost + HalfOpen::kNewDescriptors;
+  EXPECT_TRUE(pump_until({&a, &b}, [&] { return libfabric::connections_to(name).size() <= most; }))
+      << libfabric::connections_to(name).size() << " connections are kept";
+  link.post(link.write_imm(0, 0, 64, 2, 2), {&a, &b});
+  Side c(spec_of("tcp"));
+  Link other(c, b);
+  other.post(other.write_imm(0, 0, 64, 1, 3), {&b, &c});
+  EXPECT_TRUE(pump_until({&a, &b, &c}, [&] { return b.imms.size() == 3 && a.done.size() == 2 && c.done.size() == 1; }));
+  EXPECT_TRUE(a.lost.empty());
+  for (const auto& [tag, status] : a.done) EXPECT_TRUE(status.ok()) << tag;
+}
+
+}  // namespace
+}  // namespace asyncfabric::testing
