@@ -222,7 +222,7 @@ def comes_and_goes(prey: Prey) -> str:
 
 
 def clears_flags(prey: Prey) -> str:
-    """Clear all by which anybody could say that it sleeps or has news, as far as it lets itself be written."""
+    """Clear all by which anybody could announce that it sleeps or has news, as far as it lets itself be written."""
     client = LocalClient(prey.target)
     try:
         try:

@@ -84,8 +84,11 @@ void NativeEngine::add_region(uint64_t cookie, Pages pages, std::unique_ptr<Devi
   } else {
     // All or nothing: a region that only some rails know would hand out keys that do not work.
     auto calls = std::make_shared<RailCalls>();
-    for (uint32_t rail = 0; rail < handles.size(); ++rail)
-      if (handles[rail]) calls->rails.push_back(rail);
+    for (uint32_t rail = 0; rail < handles.size(); ++rail) {
+      if (!handles[rail]) continue;
+      handles[rail]->handed_out = false;
+      calls->rails.push_back(rail);
+    }
     calls->until_ns = now_ns() + core_.config.drain_deadline_ns;
     const auto taken_back = std::make_shared<std::vector<std::unique_ptr<LocalMemory>>>(std::move(handles));
     calls->call = [taken_back](uint32_t rail, Rail& at, uint64_t patience_ns) {
@@ -163,18 +166,23 @@ Status NativeEngine::submit_revoke(uint64_t cookie, RegionId region) {
   if (slot == nullptr) return StatusCode::kClosed;
   core_.control.post([this, cookie, slot, region] {
     RegionEntry& entry = slot->value;
+    bool exported = false;
     {
       // First: a key that is made or shown from here on belongs to the new generation.
       const std::lock_guard lock(core_.keys_mutex);
       ++entry.generation;
       ++entry.revoking;
+      exported = entry.exported;
       for (uint32_t access = 0; access < entry.rail_keys.size(); ++access)
         if (access != entry.access) entry.rail_keys[access].clear();
     }
     core_.announce_revoked(region, entry.generation);
     const auto calls = std::make_shared<RailCalls>();
-    for (uint32_t rail = 0; rail < entry.memory.size(); ++rail)
-      if (entry.memory[rail]) calls->rails.push_back(rail);
+    for (uint32_t rail = 0; rail < entry.memory.size(); ++rail) {
+      if (!entry.memory[rail]) continue;
+      entry.memory[rail]->handed_out = exported;
+      calls->rails.push_back(rail);
+    }
     calls->until_ns = now_ns() + core_.config.drain_deadline_ns;
     calls->call = [this, &entry](uint32_t rail, Rail& at, uint64_t patience_ns) {
       std::string key;

@@ -33,6 +33,8 @@ struct KeyScope {
 class LocalMemory {
  public:
   virtual ~LocalMemory() = default;
+  // [control] Before its keys end. False: none of them ever left this process, so that nobody has to be asked whether he writes there.
+  bool handed_out = true;
 };
 class RemoteMemory {
  public:

@@ -65,7 +65,7 @@ class MutedRail final : public Rail {
   }
   Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t patience_ns) override {
     auto& held = static_cast<HeldMemory&>(*memory);
-    if (waits_in_vain(held, patience_ns)) return StatusCode::kDrainTimeout;
+    if (held.handed_out && waits_in_vain(held, patience_ns)) return StatusCode::kDrainTimeout;
     const Status status = inner_.release_memory(held.inner, patience_ns);
     if (status.ok()) memory.reset();
     return status;
@@ -117,7 +117,11 @@ EngineConfig muted() {
 class EngineWaits : public ::testing::Test {
  protected:
   EngineWaits() : pair_(muted()), memory_(kHeld, std::vector<uint8_t>(64)) {
-    for (std::vector<uint8_t>& bytes : memory_) regions_.push_back(pair_.add_region(*pair_.a, bytes));
+    for (std::vector<uint8_t>& bytes : memory_) {
+      regions_.push_back(pair_.add_region(*pair_.a, bytes));
+      std::string key;
+      EXPECT_TRUE(pair_.a->engine->region_key(regions_.back(), 3, 0, 64, false, &key).ok());
+    }
     for (const std::vector<uint8_t>& bytes : memory_) mute_peer().take(bytes.data());
   }
   ~EngineWaits() override { mute_peer().go(); }
@@ -183,6 +187,15 @@ TEST_F(EngineWaits, TheirDeadlinesRunTogetherAndTheRegionsAreFreedWhenThePeerIsG
   EXPECT_EQ(pair_.a->engine->statistics().quarantined_regions, kHeld);
   mute_peer().go();
   EXPECT_TRUE(pair_.until([&] { return pair_.a->engine->statistics().quarantined_regions == 0; }));
+}
+
+TEST_F(EngineWaits, NobodyIsAskedAboutMemoryWhoseKeyNeverLeft) {
+  std::vector<uint8_t> bytes(64);
+  const RegionId region = pair_.add_region(*pair_.a, bytes);
+  mute_peer().take(bytes.data());
+  const uint64_t cookie = pair_.a->cookie();
+  ASSERT_TRUE(release(cookie, region).ok());
+  EXPECT_TRUE(pair_.wait(*pair_.a, cookie).status.ok());
 }
 
 TEST_F(EngineWaits, ClosingAnswersThem) {

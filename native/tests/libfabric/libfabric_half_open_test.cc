@@ -53,5 +53,20 @@ TEST(LibfabricHalfOpen, WhoSendsNothingIsHungUpOnAndPeersAreNot) {
   for (const auto& [tag, status] : a.done) EXPECT_TRUE(status.ok()) << tag;
 }
 
+// A sender that is stopped answers no fence.
+TEST(LibfabricFence, MemoryWhoseKeyNeverLeftIsGivenBackBesideASenderThatDoesNotAnswer) {
+  Side a(spec_of("tcp")), b(spec_of("tcp"));
+  Link link(a, b);
+  link.post(link.write_imm(0, 0, 64, 1, 1), {&a, &b});
+  ASSERT_TRUE(pump_until({&a, &b}, [&] { return b.imms.size() == 1 && a.done.size() == 1; }));
+  std::vector<uint8_t> bytes(4096);
+  std::unique_ptr<LocalMemory> kept;
+  std::string key;
+  ASSERT_TRUE(b.rail->register_memory({bytes.data(), bytes.size(), kHostDevice, -1, 3}, &kept, &key).ok());
+  kept->handed_out = false;
+  EXPECT_TRUE(b.rail->release_memory(kept, 50'000'000).ok());
+  EXPECT_EQ(b.rail->release_memory(b.memory, 50'000'000).code, StatusCode::kDrainTimeout);
+}
+
 }  // namespace
 }  // namespace asyncfabric::testing

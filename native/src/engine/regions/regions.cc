@@ -34,9 +34,17 @@ void Core::call_rails(const std::shared_ptr<RailCalls>& calls) {
 void Core::end_region(RegionTable::Slot* slot) {
   RegionEntry& region = slot->value;
   announce_revoked(slot->handle, 0);
+  bool exported = false;
+  {
+    const std::lock_guard lock(keys_mutex);
+    exported = region.exported;
+  }
   const auto calls = std::make_shared<RailCalls>();
-  for (uint32_t rail = 0; rail < region.memory.size(); ++rail)
-    if (region.memory[rail]) calls->rails.push_back(rail);
+  for (uint32_t rail = 0; rail < region.memory.size(); ++rail) {
+    if (!region.memory[rail]) continue;
+    region.memory[rail]->handed_out = exported;
+    calls->rails.push_back(rail);
+  }
   calls->until_ns = now_ns() + config.drain_deadline_ns;
   calls->call = [&region](uint32_t rail, Rail& at, uint64_t patience_ns) {
     return at.release_memory(region.memory[rail], patience_ns);

@@ -131,7 +131,7 @@ Status LibfabricRail::narrow_key(LocalMemory& memory, const KeyScope& scope, std
 Status LibfabricRail::revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) {
   auto& registration = static_cast<Registration&>(memory);
   registration.close();
-  if (registration.remotely_accessible())
+  if (registration.remotely_accessible() && registration.handed_out)
     if (const Status status = fence(patience_ns, &registration.fence); !status.ok())
       return status;  // it has no key now; revoking again may succeed
   registration.fence = 0;
@@ -141,7 +141,7 @@ Status LibfabricRail::revoke_memory(LocalMemory& memory, uint64_t patience_ns, s
 Status LibfabricRail::release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t patience_ns) {
   auto& registration = static_cast<Registration&>(*memory);
   registration.close();
-  if (registration.remotely_accessible())
+  if (registration.remotely_accessible() && registration.handed_out)
     if (const Status status = fence(patience_ns, &registration.fence); !status.ok()) return status;
   memory.reset();
   return StatusCode::kOk;

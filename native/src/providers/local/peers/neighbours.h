@@ -1,4 +1,4 @@
-// neighbours.h: the processes that a rail is connected with: all connections to one share the pidfd that tells of its end. Control and
+// neighbours.h: the processes that a rail is connected with: all connections to one share the pidfd that shows its end. Control and
 // service thread.
 #pragma once
 

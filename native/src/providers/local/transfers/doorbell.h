@@ -1,4 +1,4 @@
-// doorbell.h: how one end of a connection wakes the other: a stream socket of the two, and the other's board, which says whether it sleeps.
+// doorbell.h: how one end of a connection wakes the other: a stream socket of the two, and the other's board, which shows whether it sleeps.
 // Nobody else rings by it. Whoever fills it, empties it, ends it or lies on its board loses its own wake-ups and nobody else's, and
 // ringing never blocks. Ringing costs a system call only when the other sleeps, once for each sleep.
 //   sleeper: sleep = a number that was never there; look for work once more; none -> sleep on the wait set

@@ -13,6 +13,7 @@ size_t Receiver::drain_one(Incoming& incoming, std::span<RailEvent> events) {
 }
 
 size_t Receiver::drain(std::span<RailEvent> events) {
+  if (connections_.seats() == hot_count_) return drain_hot(events);
   cold_first_ = !cold_first_;
   if (cold_first_) {
     const size_t count = drain_cold(events);
@@ -34,7 +35,6 @@ size_t Receiver::drain_hot(std::span<RailEvent> events) {
 
 size_t Receiver::drain_cold(std::span<RailEvent> events) {
   const uint32_t seats = connections_.seats();
-  if (seats == hot_count_) return 0;  // everybody is hot
   size_t count = 0;
   const uint32_t looks = std::exchange(everywhere_, false) ? seats : std::min(seats, kColdLooks);
   for (uint32_t look = 0; look < looks && count < events.size(); ++look) {
