@@ -18,7 +18,8 @@ from typing import Any
 import h11
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -46,29 +47,38 @@ async def serve_connections(
 ) -> None:
     """Serve all who connect to `listener` until `close` is set, then wait `config.graceful_timeout` for the last.
 
-    Connections have half of the descriptors of this process; one more is closed.
+    Connections have half of the descriptors of this process. One more ends the one that has been without a request for
+    longest, so that nobody keeps others out by saying nothing; it is closed itself where all have one.
 
     Cancellation: closes listener and connections at once.
     """
     context = WorkerContext(None)
-    most, inside, refused = _descriptors() // 2, 0, 0
+    most, inside, closed = _descriptors() // 2, 0, 0
+    idle: dict[_Connection, None] = {}  # in the order in which they became so
 
     async def serve_one(stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
-        nonlocal inside, refused
-        if inside == most:
-            refused += 1
-            if refused & (refused - 1) == 0:  # the 1st, 2nd, 4th, 8th: a flood fills no disk
-                _log.warning("%d connections are open, which is the most: %d more were closed", inside, refused)
-            await stream.aclose()
-            return
+        nonlocal inside, closed
+        if inside >= most:
+            closed += 1
+            if closed & (closed - 1) == 0:  # the 1st, 2nd, 4th, 8th: a flood fills no disk
+                _log.warning("%d connections are open, which is the most: %d were closed for others", inside, closed)
+            if not idle:
+                await stream.aclose()
+                return
+            longest = next(iter(idle))
+            del idle[longest]
+            longest.scope.cancel()
         inside += 1
+        connection = _Connection(app, config, context, stream, idle)
         try:
-            await _Connection(app, config, context, stream).run()
+            with connection.scope:
+                await connection.run()
         except* Exception as failures:
             reasons = "; ".join(repr(failure) for failure in _leaves(failures))
             _log.warning("a connection was dropped: %s", reasons, exc_info=_log.isEnabledFor(logging.DEBUG))
         finally:
             inside -= 1
+            idle.pop(connection, None)
 
     async with trio.open_nursery() as connections:
         async with trio.open_nursery() as accepting:
@@ -98,6 +108,9 @@ class _Connection(TCPServer):
     notice that the client has gone. And it asks a client that waits for `100 Continue` for its body before the
     application has seen the request; here that leaves when the application first asks for the body, and not at all
     when it answers without.
+
+    Attributes:
+        scope: of the whole connection.
     """
 
     _reading: trio.CancelScope | None = None
@@ -110,7 +123,11 @@ class _Connection(TCPServer):
         config: Config,
         context: WorkerContext,
         stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
+        idle: dict[_Connection, None],
     ) -> None:
+        self.scope = trio.CancelScope()
+        self._idle = idle
+        idle[self] = None
         served = wrap_app(partial(_guarded, app, self._ask_for_body), config.wsgi_max_body_size, "asgi")
         super().__init__(served, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
 
@@ -125,6 +142,9 @@ class _Connection(TCPServer):
         async def handle() -> None:
             async for piece in pieces:
                 await self.protocol.handle(RawData(piece))
+                if self.scope.deadline == math.inf and isinstance(self.protocol.protocol, H2Protocol):
+                    # HTTP/2 is answered by a refusal alone, and hypercorn calls such a connection busy for ever.
+                    self.scope.deadline = trio.current_time() + LINGER_SECONDS
 
         async with trio.open_nursery() as nursery, put:
             nursery.start_soon(handle)
@@ -142,6 +162,10 @@ class _Connection(TCPServer):
 
     async def protocol_send(self, event: Event) -> None:
         """Send; bytes that are no request end a connection after the answer that is being sent, not in its middle."""
+        if isinstance(event, Updated):
+            self._idle.pop(self, None)
+            if event.idle:
+                self._idle[self] = None
         if isinstance(event, RawData):
             before_answer = self._h11("our_state") is h11.SEND_RESPONSE
             self._continue = event if before_answer and event.data.startswith(CONTINUE) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import AsyncExitStack
 
 import pytest
 import trio
@@ -11,9 +12,13 @@ import trio.testing
 
 pytest.importorskip("hypercorn", reason="the router needs hypercorn")
 
+from hypercorn.config import Config
 from scripted_backend import ANSWER, open_site, receive_all, receive_until
 
+from asyncfabric_services.router import connections
+
 pytestmark = [pytest.mark.trio, pytest.mark.slow]
+KEPT_SECONDS = Config.keep_alive_timeout  # of a connection that says nothing, where there is room
 ASK = {"model": "tiny", "prompt": "x", "max_tokens": 9}
 WEBSOCKET = (
     b"GET /health HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
@@ -105,6 +110,45 @@ async def test_another_version_of_http_is_refused_by_name(sent: bytes) -> None:
     async with open_site() as site, await site.connect() as stream:
         await stream.send_all(sent)
         await receive_until(stream, b"http_version_not_supported")
+        await receive_all(stream)  # its streams may be open, or their windows closed: the connection ends all the same
+
+
+@pytest.mark.parametrize("rest", [b"", http_2_get(b"/health")[len(HTTP_2) :][:9]], ids=["nothing", "half a frame"])
+async def test_a_connection_of_another_version_ends_although_nothing_is_asked(rest: bytes) -> None:
+    async with open_site() as site, await site.connect() as stream:
+        await stream.send_all(HTTP_2 + rest)
+        await receive_all(stream)
+
+
+async def test_who_says_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_descriptors", lambda: 16)  # half of them are for connections
+    async with open_site() as site, AsyncExitStack() as held:
+        site.backend.permits = 0
+        busy = await held.enter_async_context(await site.post("/v1/completions", ASK | {"stream": True}))
+        await site.until(lambda: len(site.backend.inside) == 1)
+        mute = [await held.enter_async_context(await site.connect()) for _ in range(7)]
+        for number in range(3):
+            async with await site.connect() as stream:
+                await stream.send_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                assert b" 200 " in await receive_all(stream)
+            with trio.fail_after(KEPT_SECONDS / 2):
+                assert await receive_some(mute[number]) == b"", "the one that was silent for longest ends"
+            mute.append(await held.enter_async_context(await site.connect()))
+        site.backend.permit(20)
+        assert b"[DONE]" in await receive_until(busy, b"\r\n0\r\n\r\n")
+
+
+async def test_where_all_are_asking_one_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_descriptors", lambda: 4)
+    async with open_site() as site, AsyncExitStack() as held:
+        site.backend.permits = 0
+        busy = [await held.enter_async_context(await site.post("/v1/completions", ASK)) for _ in range(2)]
+        await site.until(lambda: len(site.backend.inside) == 2)
+        async with await site.connect() as stream:
+            assert await receive_some(stream) == b""
+        site.backend.permit(20)
+        for stream in busy:
+            assert ANSWER[:9] in await receive_until(stream, b"}}")
 
 
 @pytest.mark.parametrize("rest", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"])
