@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstring>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "providers/libfabric/peers/wire.h"
@@ -43,6 +44,25 @@ Status while_pumping(Side& other, Call call) {
   EXPECT_TRUE(pump_until({&other}, [&] { return ended.load(std::memory_order_acquire); }));
   control.join();
   return status;
+}
+
+// Behind requests that wait for a connection stand some that failed at once: whoever disconnects ends each of them once, and no other.
+TEST_P(LibfabricRefusal, DisconnectingEndsWhatFailedBehindWhatWaits) {
+  Side a(spec()), b(spec());
+  Link link(a, b);
+  std::vector<WorkRequest> batch;
+  for (uint64_t tag = 1; tag <= 8; tag += 2) {
+    batch.push_back(link.signal(tag, 7));
+    batch.push_back(link.write(0, ~0ull, 2, tag + 1));
+  }
+  ASSERT_EQ(a.rail->post(batch).accepted, batch.size());
+  (void)a.rail->disconnect(*link.peer);
+  ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() >= batch.size(); }));
+  std::set<uint64_t> ended;
+  for (const auto& [tag, status] : a.done) {
+    EXPECT_TRUE(ended.insert(tag).second) << tag << " ended twice";
+    if (tag % 2 == 0) { EXPECT_FALSE(status.ok()) << tag; }
+  }
 }
 
 // INV-3: after revoke() no write with an old key lands or is counted, the link goes on, and the new key works.

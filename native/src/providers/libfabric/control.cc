@@ -214,11 +214,7 @@ Status LibfabricRail::disconnect(RailPeer& peer) {
 bool LibfabricRail::flush(PeerState& peer) {
   peer.closed = true;
   end_doubt(peer, StatusCode::kPeerDead);
-  while (peer.backlog != nullptr) {
-    Context* context = peer.backlog;
-    peer.backlog = context->next;
-    if (!context->done) finish(*context, StatusCode::kPeerDead);
-  }
+  while (peer.backlog != nullptr) finish(*peer.leave_backlog(), StatusCode::kPeerDead);
   const bool silent = peer.submitted == 0;
   if (!silent && peer.own_endpoint == nullptr) return false;
   if (peer.own_endpoint != nullptr) {

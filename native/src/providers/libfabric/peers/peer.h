@@ -41,6 +41,15 @@ struct PeerState {
   bool broken = false;         // its endpoint is to be replaced at the end of this pass
   bool lost = false;           // it is gone
   RailPeer* handle = nullptr;  // the engine's; null: given back, or the rail opened this connection itself
+
+  // Takes the first one out of the backlog, and what failed at once behind it. Before finish() of that one, which takes all of these out of
+  // `requests`: a backlog that still named one would lead into the pool's free contexts.
+  Context* leave_backlog() {
+    Context* const first = backlog;
+    do backlog = backlog->next;
+    while (backlog != nullptr && backlog->done);
+    return first;
+  }
 };
 
 class PeerHandle final : public RailPeer {

@@ -138,7 +138,8 @@ void LibfabricRail::rebuild(PeerState& peer) {
   break_stream(peer, status);
   progress_into_stash();
   peer.own_endpoint.reset();
-  progress_into_stash();  // nothing in the CQ may name a context that is given back below
+  progress_into_stash();   // nothing in the CQ may name a context that is given back below
+  peer.backlog = nullptr;  // the introduction may wait there
   while (!peer.requests.empty()) finish(*peer.requests.head, status);
   peer.broken = false;
   std::string detail;

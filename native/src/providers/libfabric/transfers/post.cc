@@ -275,14 +275,6 @@ void LibfabricRail::push_backlog(PeerState& peer, Context& context, const WorkRe
   }
 }
 
-namespace {
-
-void skip_done(PeerState& peer) {
-  while (peer.backlog != nullptr && peer.backlog->done) peer.backlog = peer.backlog->next;
-}
-
-}  // namespace
-
 void LibfabricRail::advance_backlog(PeerState& peer, uint32_t* budget) {
   while (peer.backlog != nullptr && *budget > 0) {
     Context* context = peer.backlog;
@@ -298,8 +290,7 @@ void LibfabricRail::advance_backlog(PeerState& peer, uint32_t* budget) {
       return;
     }
     --*budget;
-    peer.backlog = context->next;  // before finish(), which may take the context out of the list
-    skip_done(peer);
+    (void)peer.leave_backlog();
     if (error != 0) finish(*context, status_of_work(static_cast<int>(-error)));
   }
 }
