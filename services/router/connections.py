@@ -48,7 +48,7 @@ async def serve_connections(
     """Serve all who connect to `listener` until `close` is set, then wait `config.graceful_timeout` for the last.
 
     Connections have half of the descriptors of this process. One more ends the one that has been without a request for
-    longest, so that nobody keeps others out by saying nothing; it is closed itself where all have one.
+    longest, so that silence keeps nobody else out; it is closed itself where all have one.
 
     Cancellation: closes listener and connections at once.
     """

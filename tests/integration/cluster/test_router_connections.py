@@ -18,7 +18,7 @@ from scripted_backend import ANSWER, open_site, receive_all, receive_until
 from asyncfabric_services.router import connections
 
 pytestmark = [pytest.mark.trio, pytest.mark.slow]
-KEPT_SECONDS = Config.keep_alive_timeout  # of a connection that says nothing, where there is room
+KEPT_SECONDS = Config.keep_alive_timeout  # of a silent connection, where there is room
 ASK = {"model": "tiny", "prompt": "x", "max_tokens": 9}
 WEBSOCKET = (
     b"GET /health HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
@@ -120,7 +120,7 @@ async def test_a_connection_of_another_version_ends_although_nothing_is_asked(re
         await receive_all(stream)
 
 
-async def test_who_says_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_descriptors", lambda: 16)  # half of them are for connections
     async with open_site() as site, AsyncExitStack() as held:
         site.backend.permits = 0
