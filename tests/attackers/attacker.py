@@ -21,10 +21,12 @@ from local_attacks import LOCAL
 from local_client import LocalClient
 from tcp_attacks import LIBRARY, TCP
 from tcp_client import TcpClient
+from verbs_attacks import PLACES, VERBS
+from verbs_client import VerbsClient
 
-CLIENTS: dict[str, Any] = {"local": LocalClient, "tcp": TcpClient}
-ONLY_NAMED: dict[str, tuple[Attack, ...]] = {"local": (), "tcp": LIBRARY}
-OWN: dict[str, tuple[Attack, ...]] = {"local": LOCAL, "tcp": TCP}
+CLIENTS: dict[str, Any] = {"local": LocalClient, "tcp": TcpClient, "verbs": VerbsClient}
+ONLY_NAMED: dict[str, tuple[Attack, ...]] = {"local": (), "tcp": LIBRARY, "verbs": PLACES}
+OWN: dict[str, tuple[Attack, ...]] = {"local": LOCAL, "tcp": TCP, "verbs": VERBS}
 
 
 def attacks_of(protocol: str, *, named: bool = False) -> dict[str, Attack]:
@@ -43,7 +45,6 @@ def attempt(attack: Attack, prey: Prey) -> str:
 
 def main(first: str, second: str, seed: int, names: str) -> None:
     """Attack both in turn."""
-    os.nice(19)  # the test is of what attacks do to honest processes, not of who gets the cores
     honest = [Target.parse(bytes.fromhex(text)) for text in (first, second)]
     protocol = honest[0].protocol.decode()
     attacks = attacks_of(protocol, named=True)
@@ -51,6 +52,7 @@ def main(first: str, second: str, seed: int, names: str) -> None:
     dice, client = random.Random(seed), CLIENTS[protocol]
     trap = client(honest[0])
     print(json.dumps({"trap": trap.ours.public_bytes.hex()}), flush=True)
+    os.nice(19)  # the test is of what attacks do to honest processes, not of who gets the cores
     done: Counter[str] = Counter()
     got: list[str] = []
     turns = 0

@@ -39,10 +39,10 @@ class Hung(Exception):
 class Program:
     """A process of the siege that speaks in JSON lines."""
 
-    def __init__(self, name: str, *arguments: str) -> None:
+    def __init__(self, name: str, *arguments: str, python: str = sys.executable) -> None:
         self.name = name
         self.child = subprocess.Popen(
-            [sys.executable, "-P", str(HERE / name), *arguments],
+            [python, "-P", str(HERE / name), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -113,7 +113,7 @@ def besiege(rail: str, seconds: float, seed: int, names: str = "", patience_s: f
         addresses = [one.place["address"] for one in pair]
         attacker = Program("attacker.py", *addresses, str(seed), names)
         try:
-            trap = attacker.receive()["trap"]
+            trap = attacker.receive(2 * PATIENCE_S)["trap"]
             attacker.child.send_signal(signal.SIGSTOP)
             begun = time.monotonic()
             while min(one.ask("look")["rounds"] for one in pair) < 5:
@@ -136,7 +136,7 @@ def besiege(rail: str, seconds: float, seed: int, names: str = "", patience_s: f
                     now["rounds"] - then["rounds"] for now, then in zip(rows[-1], rows[-2], strict=True)
                 )
             attacker.child.send_signal(signal.SIGCONT)
-            done = attacker.ask("end")
+            done = attacker.ask("end", 2 * PATIENCE_S)
             attacker.child.wait(PATIENCE_S)
         finally:
             attacker.end()

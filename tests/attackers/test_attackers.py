@@ -11,19 +11,22 @@ import secrets
 import subprocess
 import sys
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
 from claimant import FIRST
+from nuisances import measure
 from siege import HERE, Hung, besiege
 
 import asyncfabric as af
 
 pytest.importorskip("asyncfabric._native._engine", reason="NO FABRIC WAS ATTACKED: `make build`")
 
-RAILS = ("local", "tcp:lo")
+IN_RXE = "ASYNCFABRIC_RXE" in os.environ  # a machine with soft-RoCE, a dozen times slower
+RAILS = ("verbs:rxe3",) if IN_RXE else ("local", "tcp:lo")
 SECRET = b"only for peers of ours"
-SECONDS = 10.0
+SECONDS = 30.0 if IN_RXE else 10.0
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +36,7 @@ pytestmark = pytest.mark.slow
 def test_who_has_the_secret_is_let_in_over_the_connection_that_proved_it(rail: str, secret: bytes) -> None:
     async def work() -> None:
         config = af.FabricConfig(rails=(rail,), secret=SECRET)
-        with trio.fail_after(60):
+        with trio.fail_after(250 if IN_RXE else 60):
             async with af.open_fabric(config) as fabric, trio.open_nursery() as nursery:
                 command = [sys.executable, "-P", str(HERE / "claimant.py"), bytes(fabric.address).hex(), secret.hex()]
                 start = partial(trio.run_process, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -64,6 +67,7 @@ UNMET = [
 ]
 
 
+@pytest.mark.skipif(IN_RXE, reason="of other rails")
 @pytest.mark.parametrize(
     ("rail", "attack"),
     [
@@ -75,10 +79,37 @@ def test_attacks_that_still_work(rail: str, attack: str) -> None:
     assert besiege(rail, 6.0, seed=1, names=attack, patience_s=15.0)["broken"] == []
 
 
+@pytest.mark.skipif(IN_RXE, reason="of `local`")
 @pytest.mark.parametrize("attack", ["clears_flags", "fills_doorbells"])
 def test_what_wakes_a_peer_cannot_be_taken_from_it(attack: str) -> None:
     assert besiege("local", 6.0, seed=1, names=attack)["broken"] == []
 
 
+@pytest.mark.skipif(IN_RXE, reason="of `tcp`")
 def test_connections_that_send_nothing_take_few_descriptors() -> None:
     assert besiege("tcp:lo", 6.0, seed=1, names="holds_hundreds")["broken"] == []
+
+
+STRANGER = "mute stranger"
+STOPPED, HALF_OPEN, WRONG = "stopped peer", "1,000 half-open hellos", "1,000 wrong hellos"
+LONGEST_US = 2e6  # of one call; the figures are those of `nuisances.py`, and want a quiet machine
+SLOW = {
+    ("local", HALF_OPEN): "connections back to who does not accept them hold up the control thread",
+    ("tcp:lo", STOPPED): "each release waits for the stopped peer, and ends in quarantine",
+    ("tcp:lo", HALF_OPEN): "connections back hold up the control thread; releases wait for each",
+}
+
+
+def nuisances() -> list[Any]:
+    """Return each rail with each nuisance; those that are known to be slow are allowed to be."""
+    known = partial(pytest.mark.xfail, strict=False, raises=(AssertionError, Hung))
+    pairs = [(rail, beside) for rail in RAILS for beside in (STRANGER, STOPPED, HALF_OPEN, WRONG)]
+    return [pytest.param(*one, marks=[known(reason=SLOW[one])] if one in SLOW else []) for one in pairs]
+
+
+@pytest.mark.skipif(IN_RXE, reason="too slow to show what waits")
+@pytest.mark.parametrize(("rail", "beside"), nuisances())
+def test_nobody_waits_for_others(rail: str, beside: str) -> None:
+    found = measure(rail, 1, secrets.token_hex(32), (beside,), rounds=3)[beside][0]
+    assert found.pop("quarantined") == []
+    assert max(map(max, found.values())) < LONGEST_US, found

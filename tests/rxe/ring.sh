@@ -36,8 +36,10 @@ several=${several//$'\n'/ }
 if [ $# -eq 0 ]; then
   run_native verbs_tests '*'
   run_native libfabric_tests '*/verbs'
+  run_native engine_tests '*EngineKeys*/verbs'
   # The suite over one rail; over two what several rails change, and over libfabric what it does with bytes. One process for what needs no
   # other: to start Python and to import costs half a minute here. libfabric has one of its own, which its crash would take along.
+  run_pytest tests/attackers -k 'let_in or honest'
   run_pytest tests/rxe --ignore=tests/rxe/test_harness.py tests/integration/test_counter_storm.py tests/conformance/test_conformance.py \
     -k "not test_conformance or not ofi and (verbs-1 and $one or verbs-2 and ($several))"
   run_pytest tests/conformance/test_conformance.py -k "ofi-verbs and ($bytes)"
