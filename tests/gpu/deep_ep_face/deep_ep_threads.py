@@ -32,6 +32,7 @@ from asyncfabric.integrations.deep_ep import Buffer
 RANKS, REPLAYS, NAMES = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 POOL_BYTES, SMALL_BYTES = 256 << 20, 512 << 10
 STAYS_AWAY, DEADLINE_S, SHORT_DEADLINE_S, PATIENCE_S = 1, 8.0, 3.0, 20.0
+os.environ["ASYNCFABRIC_DEEP_EP_GPU"] = "1"
 KINDS = ("bfloat16", "float32", "fp8")
 CASES: tuple[tuple[Any, ...], ...] = (
     *(("low", top_k, kind, empty, kind != "float32") for kind in KINDS for top_k, empty in ((1, -1), (4, 1), (10, 0))),
