@@ -12,34 +12,24 @@ _FAILURE = "failure"
 
 
 class CallingJoin(StoreJoin):
-    """A StoreJoin that any rank of the training can end before there is a plan."""
+    """A StoreJoin whose waits, of all ranks and engines, any rank of the training can end."""
 
-    def interrupt(self, error: BaseException) -> None:
-        """End what rank 0 waits for; from a thread without an event loop.
-
-        Raises:
-            BrokenError: the store does not answer any more.
-        """
-        anyio.run(self.put, _FAILURE, _text(error))
-
-    def fail(self, error: BaseException) -> None:
-        """End the waits of all ranks and engines; from a thread without an event loop.
+    def end(self, error: BaseException) -> None:
+        """End the waits of everybody, where nobody has; from a thread without an event loop.
 
         Raises:
             BrokenError: the store does not answer any more.
         """
-        anyio.run(self._refuse, _text(error))
+        anyio.run(self._end, text_of(error).encode())
 
     async def get(self, key: str) -> bytes:
         """Wait for a value and return it.
 
         Raises:
-            BrokenError: somebody called `interrupt` or `fail`; the text is of the error.
+            BrokenError: somebody called `end`; the text is of the error.
 
         Cancellation: only this wait ends.
         """
-        if key in ("blueprint", "refusal"):
-            return await super().get(key)
         found: dict[str, bytes] = {}
         with unwrapped():
             async with anyio.create_task_group() as tasks:
@@ -52,12 +42,13 @@ class CallingJoin(StoreJoin):
                 tasks.start_soon(read, _FAILURE)
         if key in found:
             return found[key]
-        raise BrokenError(f"the meeting ended before there was a plan: {found[_FAILURE].decode(errors='replace')}")
+        raise BrokenError(f"the meeting ended: {found[_FAILURE].decode(errors='replace')}")
 
-    async def _refuse(self, text: bytes) -> None:
-        for key, value in ((_FAILURE, text), ("refusal", text), ("blueprint", b"")):
-            await self.put(key, value)
+    async def _end(self, text: bytes) -> None:
+        if not await self.take_number("failures"):  # what others raise then follows from the first
+            await self.put(_FAILURE, text)
 
 
-def _text(error: BaseException) -> bytes:
-    return f"{type(error).__name__}: {error}".encode()
+def text_of(error: BaseException) -> str:
+    """Return what others are given of an error."""
+    return f"{type(error).__name__}: {error}"

@@ -18,6 +18,7 @@ import torch
 
 from asyncfabric.integrations.rails_variable import config_from
 from asyncfabric.integrations.vllm_weight_rules import weight_rules
+from asyncfabric.integrations.vllm_weights.calling_join import CallingJoin
 from asyncfabric.integrations.vllm_weights.layers import load_weights, loadable
 from asyncfabric.integrations.vllm_weights.versions import (
     WeightTransferEngine,
@@ -26,7 +27,7 @@ from asyncfabric.integrations.vllm_weights.versions import (
     get_tp_group,
     set_current_vllm_config,
 )
-from asyncfabric.weights.blocking import BlockingReceiver, StoreJoin, open_receiver
+from asyncfabric.weights.blocking import BlockingReceiver, open_receiver
 from asyncfabric.weights.sessions.stores import connect_store
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class ReceivingEngine(WeightTransferEngine):
 
         Raises:
             ValueError: the training's parameters do not go into the layers; the text names the tensor.
-            BrokenError: the training's store does not answer.
+            BrokenError: the training's store does not answer, or the training could not be opened.
         """
         self.shutdown()
         group = get_tp_group()
@@ -114,7 +115,7 @@ class ReceivingEngine(WeightTransferEngine):
             self._receiver = opening.enter_context(
                 open_receiver(
                     tensors,
-                    StoreJoin(store),
+                    CallingJoin(store),
                     name=name,
                     rank=group.rank_in_group,
                     ranks=group.world_size,

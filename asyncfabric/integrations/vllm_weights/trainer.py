@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from asyncfabric.errors import BrokenError
 from asyncfabric.integrations.rails_variable import config_from
-from asyncfabric.integrations.vllm_weights.calling_join import CallingJoin
+from asyncfabric.integrations.vllm_weights.calling_join import CallingJoin, text_of
 from asyncfabric.integrations.vllm_weights.source import HeldWeights
 from asyncfabric.integrations.vllm_weights.versions import (
     TrainerInitInfo,
@@ -154,7 +154,7 @@ class SendingEngine(TrainerWeightTransferEngine):
                 caller = opening.enter_context(ThreadPoolExecutor(1, "engines join"))
                 where = {"host": info.host, "port": port, "shadow": info.shadow}
                 call = caller.submit(self.client.init_weight_transfer_engine, where)
-                call.add_done_callback(partial(_interrupt_if_failed, join))
+                call.add_done_callback(partial(_end_if_failed, join))
             try:
                 self._sender = opening.enter_context(
                     open_sender(
@@ -170,19 +170,19 @@ class SendingEngine(TrainerWeightTransferEngine):
                     call.result()
             except BaseException as error:
                 refused = call.exception() if call is not None and call.done() else None
-                cause = refused if refused is not None and isinstance(error, BrokenError) else error
+                cause = refused if refused is not None and text_of(refused) in str(error) else error
                 with suppress(BrokenError):
-                    join.fail(cause)
+                    join.end(cause)
                 raise cause from None
             self._stack = opening.pop_all()
         atexit.register(self.shutdown)  # before the interpreter takes the threads apart
 
 
-def _interrupt_if_failed(join: CallingJoin, call: Future[None]) -> None:
+def _end_if_failed(join: CallingJoin, call: Future[None]) -> None:
     error = call.exception()
     if error is not None:
         with suppress(BrokenError):
-            join.interrupt(error)
+            join.end(error)
 
 
 def _meeting(info: TrainerInit) -> tuple[Any, int]:

@@ -6,7 +6,7 @@ Event loop's thread. An engine whose tensors the parameters do not go into is re
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -59,7 +59,9 @@ class Engines:
         self._coming: dict[str, dict[int, tuple[int, Wish]]] = {}  # by engine and rank: number and wish
         self._known: dict[str, tuple[int, list[Wish]]] = {}  # by engine: its layout, and the wishes of its ranks
         self._expected: dict[str, _Expected] = {}  # receivers that were taken in, and have not begun their session
-        self._refusal: ValueError | None = None  # of the first engine
+        self._failure: ValueError | BrokenError | None = (
+            None  # there will be no engine
+        )
         self._admitted = False  # whether any was taken in
         self._changed = Notice()
 
@@ -80,19 +82,19 @@ class Engines:
                 number += 1
         except BrokenError as error:
             logger.warning("no more engines can join: %s", error)
+            self._failure = error
+            self._changed.notify()
 
     async def wait_first(self) -> None:
         """Return when there is a plan for an engine.
 
         Raises:
             ValueError: the parameters do not go into the tensors of the first one.
+            BrokenError: the meeting ended before there was one.
 
         Cancellation: only this wait ends.
         """
-        while not self._layouts.plans:
-            if self._refusal is not None:
-                raise self._refusal
-            await self._changed.wait()
+        await self._until(lambda: bool(self._layouts.plans))
 
     async def choose(self) -> list[int]:
         """Return the layouts that the next version goes to: those with engines that are not late.
@@ -100,10 +102,12 @@ class Engines:
         It waits for engines that were just taken in. Where all are late, all are chosen; where no engine is there at
         all, the first.
 
+        Raises:
+            BrokenError: the meeting ended before there was an engine.
+
         Cancellation: only this wait ends.
         """
-        while not self._admitted:
-            await self._changed.wait()
+        await self._until(lambda: self._admitted)
         for name, expected in list(self._expected.items()):
             await self._wait_expected(name, expected)
         coordinators = self._layouts.coordinators
@@ -114,6 +118,12 @@ class Engines:
         able = {layout: one for layout, one in coordinators.items() if one.receivers and not one.absent}
         prompt = [layout for layout, one in able.items() if one.receivers.keys() - one.late]
         return sorted(prompt or able) or [0]
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            if self._failure is not None:
+                raise self._failure
+            await self._changed.wait()
 
     # ---- engines that join
 
@@ -158,7 +168,7 @@ class Engines:
                 for number, _ in ranks:
                     await self._answer(number, JoinAnswer(refusal=str(error)))
                 if not layout:
-                    self._refusal = error
+                    self._failure = error
                     self._changed.notify()
                 return
             await put(self._join, f"blueprint/{layout}", blueprint)

@@ -109,6 +109,18 @@ def test_layers_are_as_after_load_weights(pair: Pair, family: str, source: str) 
     assert pair.train(do="shutdown") == []
 
 
+def test_everybody_goes_on_where_one_rank_cannot_be_opened(pair: Pair) -> None:
+    family = "LlamaForCausalLM"
+    assert pair.train(do="save", family=family, version=21) == []
+    pair.engine("make", family=family, version=21)
+    raised = pair.train(do="open", url=pair.url, source="module", wrong=1)
+    assert len(raised) == 2 and "nonsense" in raised[1], raised
+    assert pair.train(do="open", url=pair.url, source="module") == []
+    assert pair.train(do="send", version=22) == []
+    assert not any(pair.engine("differences", version=22))
+    assert pair.train(do="shutdown") == []
+
+
 def test_layers_stay_as_they_were_where_no_version_comes(pair: Pair) -> None:
     family = "LlamaForCausalLM"
     assert pair.train(do="save", family="Qwen2ForCausalLM", version=11) == []

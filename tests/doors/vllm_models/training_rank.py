@@ -94,7 +94,8 @@ class Training:
         self._state = {name: each.detach() for name, each in state.items()}
         self._write(version)
 
-    def open(self, url: str, source: str) -> None:
+    def open(self, url: str, source: str, wrong: int = -1) -> None:
+        os.environ["ASYNCFABRIC_RAILS"] = "nonsense" if self._rank == wrong else ""
         info = TrainerInit(rank=self._rank, ranks=self._ranks, deadline_s=30)
         found = ModuleSource(self._model) if source == "module" else Source(self._state)
         client = HTTPVLLMWeightSyncClient(url)
