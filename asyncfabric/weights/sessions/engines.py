@@ -59,9 +59,7 @@ class Engines:
         self._coming: dict[str, dict[int, tuple[int, Wish]]] = {}  # by engine and rank: number and wish
         self._known: dict[str, tuple[int, list[Wish]]] = {}  # by engine: its layout, and the wishes of its ranks
         self._expected: dict[str, _Expected] = {}  # receivers that were taken in, and have not begun their session
-        self._failure: ValueError | BrokenError | None = (
-            None  # there will be no engine
-        )
+        self._failure: ValueError | BrokenError | None = None  # there will be no engine
         self._admitted = False  # whether any was taken in
         self._changed = Notice()
 

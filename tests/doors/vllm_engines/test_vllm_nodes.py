@@ -106,7 +106,7 @@ def test_why_and_top_show_who_waits_for_whom_and_how_many_blocks_are_held(whole:
     assert (row["role"], row["requests"]) == ("decode", 1)
     assert row["held_pages"] >= 7
     assert row["held_pages"] + row["free_pages"] == node.blocks
-    assert 0 < row["tokens_per_s"] <= 10, "a step takes 0.1 s"
+    assert 0 < row["tokens_per_s"] <= 12, "a step takes 0.1 s, and one more may end within half a second"
     assert node.look("why") == [], "its blocks are here"
     (row,) = first.look("top", "--once", "--interval", "100ms")
     assert row["held_pages"] == 0

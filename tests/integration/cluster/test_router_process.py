@@ -178,8 +178,9 @@ def test_a_second_signal_does_not_wait() -> None:
         reader.start()
         server.until_metric("asyncfabric_router_inside_requests", 1)
         server.child.send_signal(signal.SIGINT)
-        assert server.child.wait(PATIENCE) == 0
+        code = server.child.wait(PATIENCE)
         reader.join()
+        assert code == 0, "".join(stated)
         stream.close()
 
 
