@@ -165,8 +165,7 @@ TCP: tuple[Attack, ...] = (
     comes_and_goes,
     sends_empty_messages,
     counts_by_messages,
-    holds_hundreds,
 )
 
-LIBRARY: tuple[Attack, ...] = (counts_by_writes,)
-"""Attacks on libfabric itself: nothing of ours is between them and what it reads."""
+LIBRARY: tuple[Attack, ...] = (holds_hundreds, counts_by_writes)
+"""Attacks on libfabric itself, whose listener and whose headers they reach before anything of ours does."""
