@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from asyncfabric.integrations.deep_ep.gpu_streams import LaunchOrder
+from asyncfabric.integrations.deep_ep.gpu_streams import LaunchOrder, capturing_beside
 from asyncfabric.moe.gpu import CudaMoeExchange, CudaMoeHandle
 
 
@@ -55,10 +55,7 @@ class GpuLine:
         Raises:
             ValueError: a graph is being captured, and a step from before the capture is open.
         """
-        capturing = torch.cuda.is_current_stream_capturing()
-        if any(step.captured != capturing for step in self._open):
-            where = "before the capture" if capturing else "in a capture"
-            raise ValueError(f"a step that was dispatched {where} was not combined; a graph holds whole steps")
+        capturing = capturing_beside(step.captured for step in self._open)
         while len(self._open) >= self.moe.config.in_flight:
             self._close(self._open[0])
         with self._order.turn(self.moe.device):

@@ -13,6 +13,19 @@ import torch
 from asyncfabric.integrations.deep_ep.events import EventHandle, EventOverlap
 
 
+def capturing_beside(captured: Iterable[bool]) -> bool:
+    """Return whether a graph is being captured; `captured` states it for each step that is open.
+
+    Raises:
+        ValueError: a step was dispatched on the other side of the capture's begin.
+    """
+    capturing: bool = torch.cuda.is_current_stream_capturing()
+    if any(each != capturing for each in captured):
+        where = "before the capture" if capturing else "in a capture"
+        raise ValueError(f"a step that was dispatched {where} was not combined; a graph holds whole steps")
+    return capturing
+
+
 class LaunchOrder:
     """Keeps the launches of an exchange in the order of the calls, whatever streams they are on.
 
