@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -18,9 +17,9 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from asyncfabric.integrations import nixl as nixl_face
@@ -35,12 +34,15 @@ os.environ.update(
     RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # everything binds to the loopback interface
 )
 
+sys.path.append(str(Path(__file__).parent))
+
 import ray  # noqa: E402
 import torch  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 from ray.exceptions import RayError  # noqa: E402
 from ray.experimental import set_target_for_ref  # noqa: E402
 from ray.experimental.rdt.util import get_tensor_transport_manager  # noqa: E402
+from scenario_lines import serve  # noqa: E402
 
 import asyncfabric as af  # noqa: E402
 from asyncfabric.integrations import process_fabric  # noqa: E402
@@ -333,18 +335,5 @@ def cluster() -> Iterator[Scenarios]:
         shutil.rmtree(FOLDER, ignore_errors=True)
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Ray prints too
-    with cluster() as scenarios:
-        print(json.dumps({"ok": True, "folder": FOLDER}), file=answers, flush=True)
-        for line in sys.stdin:
-            try:
-                answer = {"ok": True, **getattr(scenarios, json.loads(line)["do"])()}
-            except Exception:
-                answer = {"error": traceback.format_exc()}
-            print(json.dumps(answer), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(cluster(), FOLDER)

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import os
 import shutil
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 FOLDER = tempfile.mkdtemp(prefix="af-verl-")
@@ -32,8 +31,11 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 
+sys.path.append(str(Path(__file__).parent))
+
 import ray  # noqa: E402
 import torch  # noqa: E402
+from scenario_lines import serve  # noqa: E402
 from verl.checkpoint_engine import (  # noqa: E402
     CheckpointEngine,
     CheckpointEngineManager,
@@ -275,18 +277,5 @@ def cluster() -> Iterator[Scenarios]:
         shutil.rmtree(FOLDER, ignore_errors=True)
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Ray prints too
-    with cluster() as scenarios:
-        print(json.dumps({"ok": True, "folder": FOLDER}), file=answers, flush=True)
-        for line in sys.stdin:
-            try:
-                answer = {"ok": True, **getattr(scenarios, json.loads(line)["do"])()}
-            except Exception:
-                answer = {"error": traceback.format_exc()}
-            print(json.dumps(answer), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(cluster(), FOLDER)
