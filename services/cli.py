@@ -6,15 +6,19 @@ statuses here and nowhere else.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
 import importlib
+import logging
+import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import NoReturn
 
 import click
 
-from asyncfabric_services.exits import DEADLINE, UNFIT
+from asyncfabric_services.exits import DEADLINE, FINE, UNFIT
 
 COMMANDS = {
     "bench": ("asyncfabric_services.bench.commands", "bench"),
@@ -73,35 +77,56 @@ def asyncfabric() -> None:
     """Awaitable one-sided transfers between processes: measure them, show them."""
 
 
-def main(arguments: Sequence[str] | None = None) -> Any:
-    """Run the command and exit with its status."""
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and end the process with its status."""
+    ending: list[int] = []
+    atexit.register(_end, ending)  # first in, so it runs after all that others registered
+    ending.append(_status(arguments))
+    sys.exit(ending[0])
+
+
+def _end(ending: Sequence[int]) -> None:
+    """End a process that loaded torch before Python takes itself apart.
+
+    A worker thread that still holds a tensor would ask for the GIL from C++ that may not be unwound, and abort the
+    process (SIGABRT). Where the command raised, Python reports that and ends as it always does.
+    """
+    if ending and "torch" in sys.modules:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # its reader is gone, or it is closed
+                stream.flush()
+        os._exit(ending[0])
+
+
+def _status(arguments: Sequence[str] | None) -> int:
     try:
-        status = asyncfabric.main(args=arguments, prog_name="asyncfabric", standalone_mode=False)
+        status: object = asyncfabric.main(args=arguments, prog_name="asyncfabric", standalone_mode=False)
+        return status if isinstance(status, int) else FINE
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
-        sys.exit(130)
+        return 130
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except ModuleNotFoundError as error:
         if (error.name or "asyncfabric").startswith("asyncfabric"):
             raise
         click.echo(f"{error}; install it with: pip install 'asyncfabric[demo,bench]', or {error.name} alone", err=True)
-        sys.exit(UNFIT)
+        return UNFIT
     except TimeoutError as error:
         click.echo(f"deadline passed: {error}", err=True)
-        sys.exit(DEADLINE)
+        return DEADLINE
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
         click.echo(
             f"this machine refuses it: {error.strerror}{f': {error.filename}' if error.filename else ''}", err=True
         )
-        sys.exit(UNFIT)
+        return UNFIT
     except Exception as error:
         # DeviceError is named by a string, so that commands that need no fabric start without importing it.
         if type(error).__name__ == "DeviceError":
             click.echo(f"this machine cannot do it: {error}", err=True)
-            sys.exit(UNFIT)
+            return UNFIT
         raise
-    sys.exit(status if isinstance(status, int) else 0)
