@@ -3,11 +3,15 @@
 #include "libfabric_pair.h"
 
 #include <dirent.h>
+#include <net/if.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <set>
 #include <thread>
@@ -368,7 +372,7 @@ TEST(LibfabricOpen, LeavesNoDescriptors) {
 }
 
 // Peers that are gone are asked all the same whether they are done, over connections of the rail's own.
-TEST(LibfabricOpen, AskingThoseThatAreGoneLeavesNoDescriptors) {
+void asks_those_that_are_gone() {
   Side b(spec_of("tcp"));
   const size_t before = open_descriptors();
   std::vector<uint8_t> bytes(4096);
@@ -387,6 +391,27 @@ TEST(LibfabricOpen, AskingThoseThatAreGoneLeavesNoDescriptors) {
         {&b}, [&] { return open_descriptors() <= before; }, 2 * kSecond))
         << open_descriptors() - before << " descriptors in round " << round;
   }
+}
+
+TEST(LibfabricOpen, AskingThoseThatAreGoneLeavesNoDescriptors) { asks_those_that_are_gone(); }
+
+// A network of this thread's own with so few ports that those of the dead are given to the connections that ask them.
+TEST(LibfabricOpen, AskingOverThePortsOfThoseThatAreGoneEnds) {
+  const char* missing = nullptr;
+  std::thread([&] {
+    ifreq loopback{};
+    std::strcpy(loopback.ifr_name, "lo");
+    loopback.ifr_flags = IFF_UP;
+    if (unshare(CLONE_NEWNET) != 0) return void(missing = "no right to make a network namespace");
+    const int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    const bool up = ioctl(any, SIOCSIFFLAGS, &loopback) == 0;
+    ::close(any);
+    std::ofstream ports("/proc/sys/net/ipv4/ip_local_port_range");
+    if (!up || !(ports << "20000 20060" << std::flush)) return void(missing = "its ports cannot be set");
+    ports.close();
+    asks_those_that_are_gone();
+  }).join();
+  if (missing != nullptr) GTEST_SKIP() << "PORTS OF THE DEAD WERE NOT TAKEN: " << missing;
 }
 
 // The pace of the efa profile, on a transport that runs everywhere: nothing is lost, stuck or reordered by it.

@@ -98,11 +98,16 @@ Status Device::open_endpoint(EndpointPtr* out, std::string* detail) const {
   return StatusCode::kOk;
 }
 
-Status Device::read_name(std::string* detail) {
+int Device::name_of(fid_ep& endpoint, std::string* out) {
   char name[kMaxNameBytes] = {};
   size_t size = sizeof name;
-  if (const int error = fi_getname(&endpoint_->fid, name, &size); error != 0) return fail("fi_getname", error, detail);
-  name_.assign(name, size);
+  const int error = fi_getname(&endpoint.fid, name, &size);
+  out->assign(name, error == 0 ? size : 0);
+  return error;
+}
+
+Status Device::read_name(std::string* detail) {
+  if (const int error = name_of(*endpoint_, &name_); error != 0) return fail("fi_getname", error, detail);
   if (!valid_endpoint_name(name_, info_->addr_format, profile_.name_bytes)) {
     *detail =
         std::string("libfabric's provider ") + info_->fabric_attr->prov_name + " has endpoint names of an unknown form";

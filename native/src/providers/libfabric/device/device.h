@@ -35,6 +35,7 @@ class Device {
     return (static_cast<uint64_t>(info_->domain_attr->mr_mode) & mr_mode_bit) != 0;
   }
   std::string endpoint_name() const { return name_; }
+  static int name_of(fid_ep& endpoint, std::string* out);  // 0, or libfabric's error
 
  private:
   Device(const Library& library, const Profile& profile, Info info)

@@ -176,6 +176,14 @@ bool LibfabricRail::refuses_connections(const RailAddress& address) const {
   return nobody_listens(address);
 }
 
-bool LibfabricRail::nobody_listens(const RailAddress& address) const { return probe(address.name) == ECONNREFUSED; }
+// The kernel may give the port of one that is gone to an endpoint that we have opened since, such as one to ask it: that takes questions and
+// answers none. While the peer lived it would not have got the port.
+bool LibfabricRail::nobody_listens(const RailAddress& address) const {
+  if (probe(address.name) == ECONNREFUSED) return true;
+  return std::any_of(peers_.begin(), peers_.end(), [&](const std::shared_ptr<PeerState>& peer) {
+    std::string name;
+    return peer->own_endpoint != nullptr && Device::name_of(*peer->own_endpoint, &name) == 0 && name == address.name;
+  });
+}
 
 }  // namespace asyncfabric::libfabric
