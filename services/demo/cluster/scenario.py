@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 
 import trio
 
-from asyncfabric_services.demo.cluster.launcher import Launcher, LocalNode, open_launcher
 from asyncfabric_services.demo.cluster.load import Load, LoadOutcome, LoadRequest
+from asyncfabric_services.demo.nodes import metrics_of, open_nodes, plan_of
 from asyncfabric_services.demo.prompts import jobs_of_lengths
 from asyncfabric_services.demo.settings import DemoSettings
+from asyncfabric_services.launch.local import LocalLauncher
+from asyncfabric_services.launch.local_node import LocalNode
 
 LENGTHS = (12, 40, 100, 200, 400, 800)  # characters of the prompts
 BETWEEN_STEPS = 6  # requests
@@ -82,11 +84,11 @@ async def play(
     Cancellation: all nodes are ended.
     """
     observed = Observed()
-    async with open_launcher(environment_of(settings)) as launcher:
-        await launcher.start("directory", "directory")
+    async with open_nodes(environment_of(settings)) as launcher:
+        await launcher.start(plan_of("directory"))
         await _start(launcher, "router", "prefill-1", "decode-1", "decode-2")
         report("1 prefill and 2 decode nodes are ready")
-        load = Load(launcher.nodes["router"].http, MODEL, asks)
+        load = Load(launcher.running["router"].http, MODEL, asks)
         observed.outcomes = load.outcomes
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load.run, clients)
@@ -94,7 +96,7 @@ async def play(
             await _start(launcher, "prefill-2", "decode-3", "decode-4")
             report(f"grown to 2 prefill and 4 decode nodes after {len(load.outcomes)} requests")
             await load.until(BETWEEN_STEPS)
-            await _until(launcher.nodes["decode-2"], "asyncfabric_runner_running_requests", 1)  # so that it is felt
+            await _until(launcher.running["decode-2"], "asyncfabric_runner_running_requests", 1)  # so that it is felt
             await launcher.kill("decode-2")
             report(f"killed decode-2 after {len(load.outcomes)} requests")
             await load.until(BETWEEN_STEPS)
@@ -103,37 +105,37 @@ async def play(
             report(f"drained decode-3 after {len(load.outcomes)} requests: 2 decode nodes are left")
             await load.until(max(BETWEEN_STEPS, requests - len(load.outcomes)))
             load.stop()
-        for node in launcher.nodes.values():
+        for node in launcher.running.values():
             await _measure(node, observed)
     return observed
 
 
-async def _start(launcher: Launcher, *names: str) -> None:
+async def _start(launcher: LocalLauncher, *names: str) -> None:
     """Start nodes side by side; returns when the directory has all of them."""
-    before = (await launcher.nodes["directory"].metrics())["asyncfabric_directory_nodes"]
+    before = (await metrics_of(launcher.running["directory"]))["asyncfabric_directory_nodes"]
     async with trio.open_nursery() as nursery:
         for name in names:
-            nursery.start_soon(launcher.start, name.partition("-")[0], name)
-    await _until(launcher.nodes["directory"], "asyncfabric_directory_nodes", before + len(names))
+            nursery.start_soon(launcher.start, plan_of(name))
+    await _until(launcher.running["directory"], "asyncfabric_directory_nodes", before + len(names))
 
 
 async def _until(node: LocalNode, metric: str, least: float) -> None:
     """Return when a metric of a node is at least so high."""
     while True:
-        if (await node.metrics())[metric] >= least:
+        if (await metrics_of(node))[metric] >= least:
             return
         await trio.sleep(LOOK_SECONDS)
 
 
 async def _measure(node: LocalNode, observed: Observed) -> None:
     """Add what a node counted; waits a while for its last pages."""
-    metrics = await node.metrics()
+    metrics = await metrics_of(node)
     if node.role == "router":
         observed.retries += round(sum(value for name, value in metrics.items() if "router_retries_total" in name))
     with trio.move_on_after(FREE_SECONDS):
         while _out(metrics):
             await trio.sleep(LOOK_SECONDS)
-            metrics = await node.metrics()
+            metrics = await metrics_of(node)
     observed.leaked_pages += _out(metrics)
     observed.sent_bytes += metrics.get("asyncfabric_kv_sent_bytes_total", 0.0)
     observed.open_seconds += metrics.get("asyncfabric_kv_stream_seconds_total", 0.0)

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 import trio
 
-from asyncfabric_services.demo.cluster.launcher import Launcher, LocalNode, open_launcher
+from asyncfabric_services.demo.nodes import metrics_of, open_nodes, plan_of
 from asyncfabric_services.demo.prompts import jobs_of_lengths
 from asyncfabric_services.demo.settings import DemoSettings
 from asyncfabric_services.experts.conductor import Departure
 from asyncfabric_services.experts.group import open_group
+from asyncfabric_services.launch.local import LocalLauncher
+from asyncfabric_services.launch.local_node import LocalNode
 
 NODES = 4
 VICTIM = 2
@@ -71,12 +73,12 @@ async def play(settings: DemoSettings, report: Reporter) -> MoeObserved:
     Cancellation: all nodes are ended.
     """
     observed, prompts, count = MoeObserved(), prompts_of(), settings.new_tokens
-    async with open_launcher(environment_of(settings)) as launcher:
-        directory = await launcher.start("directory", "directory")
+    async with open_nodes(environment_of(settings)) as launcher:
+        directory = await launcher.start(plan_of("directory"))
         names = [f"expert-{rank}" for rank in range(NODES)]
         async with trio.open_nursery() as starting:
             for name in names:
-                starting.start_soon(launcher.start, "expert", name)
+                starting.start_soon(launcher.start, plan_of(name))
         report(f"{NODES} expert nodes listen")
         async with open_group(directory.link, NODES, ipc_folder=launcher.ipc_folder, patience=PATIENCE_S) as conductor:
             report("they are one group; each keeps its experts")
@@ -84,8 +86,8 @@ async def play(settings: DemoSettings, report: Reporter) -> MoeObserved:
             observed.before = await conductor.generate(prompts, count)
             observed.tokens_per_s = len(prompts) * count / (trio.current_time() - began)
             report(f"answered {len(prompts)} prompts with {count} tokens each")
-            victim = launcher.nodes[names[VICTIM]]
-            done = (await victim.metrics())[FORWARDS]
+            victim = launcher.running[names[VICTIM]]
+            done = (await metrics_of(victim))[FORWARDS]
             async with trio.open_nursery() as nursery:
 
                 async def again() -> None:
@@ -98,12 +100,12 @@ async def play(settings: DemoSettings, report: Reporter) -> MoeObserved:
             observed.departures = conductor.departures
             report("the others answered all prompts without its experts")
         async with trio.open_nursery() as ending:
-            for name in [name for name in names if name in launcher.nodes]:
+            for name in [name for name in names if name in launcher.running]:
                 ending.start_soon(_end, launcher, name, observed)
     return observed
 
 
-async def _end(launcher: Launcher, name: str, observed: MoeObserved) -> None:
+async def _end(launcher: LocalLauncher, name: str, observed: MoeObserved) -> None:
     if await launcher.end(name) != 0:
         observed.dirty_ends.append(name)
 
@@ -111,6 +113,6 @@ async def _end(launcher: Launcher, name: str, observed: MoeObserved) -> None:
 async def _until(node: LocalNode, forwards: float) -> None:
     """Return when a node did so many forwards."""
     while True:
-        if (await node.metrics())[FORWARDS] >= forwards:
+        if (await metrics_of(node))[FORWARDS] >= forwards:
             return
         await trio.sleep(LOOK_S)

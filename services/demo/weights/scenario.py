@@ -6,15 +6,16 @@ Runs on the event loop. Each step waits for versions, so it happens while update
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from asyncfabric_services.demo.cluster.launcher import Launcher, LocalNode, open_launcher
+from asyncfabric_services.demo.nodes import metrics_of, open_nodes, page_of, plan_of
+from asyncfabric_services.launch.local import LocalLauncher, free_port
+from asyncfabric_services.launch.local_node import LocalNode
 
 LOOK_SECONDS = 0.05
 STEPS = {"cpu": 2, "cuda": 100}
@@ -96,13 +97,6 @@ def rails_of(scenario: Scenario, rank: int) -> dict[str, str]:
     return {"ASYNCFABRIC_CLUSTER__RAILS": f"cuda:{rank}"} if scenario.device == "cuda" else {}
 
 
-def free_port() -> int:
-    """Return a port that nobody has now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 async def play(scenario: Scenario, folder: Path, report: Reporter) -> WeightsObserved:
     """Play the scenario and return what became of it; checkpoints are left in the folder.
 
@@ -112,20 +106,20 @@ async def play(scenario: Scenario, folder: Path, report: Reporter) -> WeightsObs
     Cancellation: all nodes are ended.
     """
     observed = WeightsObserved()
-    async with open_launcher(environment_of(scenario, folder)) as launcher:
-        await launcher.start("directory", "directory")
+    async with open_nodes(environment_of(scenario, folder)) as launcher:
+        await launcher.start(plan_of("directory"))
         port = free_port()
         trainers = tuple(f"trainer-{rank}" for rank in range(scenario.trainers))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(launcher.start, "coordinator", "coordinator")
+            nursery.start_soon(launcher.start, plan_of("coordinator"))
             for name in ("rollout-1", "rollout-2"):
-                nursery.start_soon(launcher.start, "rollout", name)
+                nursery.start_soon(launcher.start, plan_of(name))
             for rank, name in enumerate(trainers):
                 more = torchrun_variables(rank, scenario.trainers, port) | rails_of(scenario, rank)
-                nursery.start_soon(_start, launcher, "trainer", name, more)
+                nursery.start_soon(launcher.start, plan_of(name, more))
         report(f"{', '.join(trainers)}, a coordinator and 2 rollouts are there")
         for name in ("rollout-1", "rollout-2"):
-            await _until(launcher.nodes[name], "asyncfabric_rollout_version", 1)
+            await _until(launcher.running[name], "asyncfabric_rollout_version", 1)
         first = await _committed(launcher)
         report(f"both rollouts generate with version {first}")
         await _until_committed(launcher, first + 1)
@@ -133,49 +127,45 @@ async def play(scenario: Scenario, folder: Path, report: Reporter) -> WeightsObs
         at = await _committed(launcher)
         report(f"killed rollout-2 at version {at}")
         await _until_committed(launcher, at + 2)
-        await launcher.start("rollout", "rollout-3")
-        await _until(launcher.nodes["rollout-3"], "asyncfabric_rollout_version", 1)
+        await launcher.start(plan_of("rollout-3"))
+        await _until(launcher.running["rollout-3"], "asyncfabric_rollout_version", 1)
         at = await _committed(launcher)
         report(f"rollout-3 joined and serves; version {at} is committed")
         await _until_committed(launcher, max(at + 1, scenario.versions))
-        observed.published = {name: await _rows(launcher.nodes[name], "published") for name in trainers}
+        observed.published = {name: await _rows(launcher.running[name], "published") for name in trainers}
         for name in trainers:  # ranks agree to end together
             if await (launcher.end(name) if name == trainers[0] else launcher.ended(name)) != 0:
                 observed.dirty_ends.append(name)
         last = await _committed(launcher)
         report(f"drained the training after version {last}")
         for name in ("rollout-1", "rollout-3"):
-            await _until(launcher.nodes[name], "asyncfabric_rollout_version", last)
-            observed.served[name] = await _rows(launcher.nodes[name], "versions")
+            await _until(launcher.running[name], "asyncfabric_rollout_version", last)
+            observed.served[name] = await _rows(launcher.running[name], "versions")
             if await launcher.end(name) != 0:
                 observed.dirty_ends.append(name)
-        observed.updates = await _rows(launcher.nodes["coordinator"], "updates")
+        observed.updates = await _rows(launcher.running["coordinator"], "updates")
         if await launcher.end("coordinator") != 0:
             observed.dirty_ends.append("coordinator")
     return observed
 
 
-async def _start(launcher: Launcher, role: str, name: str, more: Mapping[str, str]) -> None:
-    await launcher.start(role, name, **more)
-
-
-async def _committed(launcher: Launcher) -> int:
-    metrics = await launcher.nodes["coordinator"].metrics()
+async def _committed(launcher: LocalLauncher) -> int:
+    metrics = await metrics_of(launcher.running["coordinator"])
     return round(metrics["asyncfabric_weights_committed_version"])
 
 
-async def _until_committed(launcher: Launcher, version: int) -> None:
-    await _until(launcher.nodes["coordinator"], "asyncfabric_weights_committed_version", version)
+async def _until_committed(launcher: LocalLauncher, version: int) -> None:
+    await _until(launcher.running["coordinator"], "asyncfabric_weights_committed_version", version)
 
 
 async def _until(node: LocalNode, metric: str, least: float) -> None:
     """Return when a metric of a node is at least so high."""
     while True:
-        if (await node.metrics()).get(metric, 0.0) >= least:
+        if (await metrics_of(node)).get(metric, 0.0) >= least:
             return
         await trio.sleep(LOOK_SECONDS)
 
 
 async def _rows(node: LocalNode, page: str) -> Rows:
-    rows: Rows = json.loads(await node.get(f"/{page}"))[page]
+    rows: Rows = json.loads(await page_of(node, f"/{page}"))[page]
     return rows

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from asyncfabric.control.ipc_folder import check_length, default_folder, socket_path
 from asyncfabric_services.cli import asyncfabric
-from asyncfabric_services.demo.cluster.launcher import short_folder
+from asyncfabric_services.launch.local import short_folder
 
 WRITERS = {
     "trace record": ("trace", "record", "--node", "http://127.0.0.1:9", "--output"),

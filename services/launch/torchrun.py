@@ -1,0 +1,63 @@
+"""Under torchrun: a rank becomes one node. Nodes meet in the store of torchrun's agent.
+
+Each rank makes a key of its own and puts the public half there, so no secret travels; all trust each other's. When a
+rank dies, torchrun starts all anew (`--max-restarts`), in another part of the store. Blocking, before any event loop.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import mkdtemp
+
+from asyncfabric.control import read_keys
+from asyncfabric.control.keys import trust_file
+from asyncfabric_services.exits import EnvironmentUnfit
+from asyncfabric_services.launch.launcher import LaunchedNode
+from asyncfabric_services.launch.local import free_port
+from asyncfabric_services.launch.plan import DIRECTORY_VARIABLE, NodePlan, plan_nodes
+from asyncfabric_services.launch.ranks import ELSEWHERE, LOOPBACK, attach_launcher, node_of, own_address
+from asyncfabric_services.launch.record import ClusterRecord, clusters_folder, make_folder, save_record
+from asyncfabric_services.launch.spec import ClusterSpec
+from asyncfabric_services.settings.keys import all_keys
+
+__all__ = ["attach_launcher", "own_node"]
+
+
+def own_node(spec: ClusterSpec, folder: Path | None, name: str) -> NodePlan:
+    """Return the node that this rank is, with all that it needs to join; waits for the keys of all ranks.
+
+    Raises SettingsError when there is no such node, EnvironmentUnfit without torchrun's store.
+    """
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    plan = node_of(spec, name, rank, ranks)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise EnvironmentUnfit("torchrun serves no store here: start it with --rdzv-backend=c10d")
+    from torch.distributed.rendezvous import rendezvous  # the one use of torch here
+
+    store, _, _ = next(rendezvous("env://", rank, ranks))
+    mine = Path(mkdtemp(prefix="asyncfabric-"))
+    keys = make_folder(mine / "keys")
+    store.set(f"asyncfabric/key/{rank}", read_keys(keys).public)
+    public = [store.get(f"asyncfabric/key/{other}").decode() for other in range(ranks)]
+    roles = [one.role for one in plan_nodes(spec)]
+    trusted = [f"{key} role={role}\n" for key, role in zip(public, roles, strict=True)] if not name else public
+    trust_file(keys).write_text("".join(trusted))
+    alone = os.environ.get("LOCAL_WORLD_SIZE") == str(ranks)
+    host = LOOPBACK if alone else own_address(os.environ.get("MASTER_ADDR", ELSEWHERE))
+    bind = all_keys()["cluster.bind"].variable
+    variables = {bind: f"tcp://{host}:0", all_keys()["cluster.keys"].variable: str(keys)}
+    if plan.role == "directory":
+        variables[bind] = f"tcp://{host}:{free_port(host)}"
+        http = free_port(host)
+        variables[all_keys()["http.port"].variable] = str(http)
+        link = f"{variables[bind]}#curve={public[rank]}"
+        store.set("asyncfabric/directory", link)
+        directory = LaunchedNode(plan.name, plan.group, plan.role, "running", f"http://{host}:{http}", link)
+        place = folder or clusters_folder() / spec.name
+        make_folder(place)
+        how = "end torchrun, or start it with as many ranks as another file has nodes"
+        save_record(place, ClusterRecord("torchrun", spec, directory, {"how": how}))
+    else:
+        variables[DIRECTORY_VARIABLE] = store.get("asyncfabric/directory").decode()
+    return plan.given(variables)
