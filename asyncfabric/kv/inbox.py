@@ -175,7 +175,7 @@ class KvInbox:
             tokens: tokens that the source is to deliver.
             rotation: which of the ranks with the same heads write; other numbers share the load.
             per_layer: count each layer by itself, for `wait_layer`.
-            trace: W3C traceparent.
+            trace: W3C trace context; see asyncfabric.observe.spans.TraceContext.
             body: carried to the source, not looked at.
             names: of the ranks, in the order of their addresses, for `asyncfabric.kv.waiting`.
 

@@ -116,7 +116,7 @@ class KvLease:
             tokens: tokens that the source is to deliver, at most as many as the pages hold.
             rotation: see relayout; other numbers for other requests share the load of replicated heads.
             per_layer: count each layer by itself, for `wait_layer`; costs one counter per layer.
-            trace: W3C traceparent.
+            trace: W3C trace context; see asyncfabric.observe.spans.TraceContext.
             body: carried to the source, not looked at.
 
         Raises:

@@ -41,7 +41,7 @@ class KvOffer(_Base, frozen=True, kw_only=True, tag="offer"):
         layer_imms: one immediate for all layers, or one for each.
         context_imm: immediate of the context.
         remaining_ns: time left until the leaseholder gives up, when the offer was made.
-        trace: W3C traceparent, or empty.
+        trace: W3C trace context, or empty; see asyncfabric.observe.spans.TraceContext.
         body: about the work, for the nodes, for example the prompt; not looked at here.
     """
 

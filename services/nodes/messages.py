@@ -69,7 +69,7 @@ class Generate(Message[int]):
         remaining_s: time left.
         sources: prefill nodes, the one to ask first in front.
         reply: the actor that receives the tokens.
-        trace: W3C traceparent, or empty.
+        trace: W3C trace context, or empty; see asyncfabric.observe.spans.TraceContext.
         fields: of the client's body, for the engine, as a JSON object; empty where there are none.
     """
 
@@ -91,7 +91,7 @@ class Prefill(Message[bytes]):
     Attributes:
         attempt: as in `Generate`.
         prompt: token ids.
-        trace: W3C traceparent, or empty.
+        trace: W3C trace context, or empty; see asyncfabric.observe.spans.TraceContext.
     """
 
     attempt: str

@@ -27,6 +27,7 @@ from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.doorway import doorway_of
 from asyncfabric_services.router.server import StartError, serve_until, set_on_signals
 from asyncfabric_services.settings.schema import Settings
+from asyncfabric_services.telemetry.export import telemetry_of
 from asyncfabric_services.terminal import plain
 
 LEAVE_SECONDS = 1.0
@@ -48,7 +49,7 @@ class Stage:
         stop: set when the process is to end in good order.
         listening: set when the HTTP endpoint listens.
         reported: what is printed when it listens, besides the HTTP address.
-        spans: what the node does for requests, while somebody records it.
+        spans: what the node does for requests, while somebody records or exports it.
         http: where others reach its HTTP endpoint, once it listens.
         keys: of its link, once that is open; None for none.
         secret: of its fabric, None for none; never printed. See nodes/secret.py.
@@ -76,8 +77,8 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
     """Run a node until SIGTERM or SIGINT, then drain; a second signal ends it at once.
 
     `opened(stage)` holds the node open and gives its HTTP application; `announce` receives where the process listens.
-    Raises StartError, perhaps in groups, when it cannot start, and EnvironmentUnfit, perhaps in groups, when the
-    directory refuses the node for good: before it listens at once, later after a drain.
+    Raises StartError, perhaps in groups, when it cannot start, and EnvironmentUnfit, perhaps in groups, when it lacks
+    OpenTelemetry, or the directory refuses the node for good: before it listens at once, later after a drain.
 
     Cancellation: ends without a drain.
     """
@@ -85,6 +86,7 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
         condition = Condition(node_name(settings.node.name), role)
     except ValueError as error:
         raise StartError(f"node.name: {error}") from None
+    telemetry = telemetry_of(condition.name, role)
     stage = Stage(settings, condition, CollectorRegistry(), RequestAdmission(condition, settings.router.most_requests))
 
     inside = gauge(stage.registry, "node_inside", "requests", "Requests or jobs that this node works on.")
@@ -98,7 +100,7 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
     with stage.ending:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(set_on_signals, stage.stop, nursery.cancel_scope)
-            async with opened(stage) as app:
+            async with opened(stage) as app, telemetry.exporting(stage.spans, stage.registry):
                 doorway = doorway_of(settings, api=role == "router")
                 await serve_until(app, stage.admission, condition, doorway, stage.stop, on_listening)
             nursery.cancel_scope.cancel()

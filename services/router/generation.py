@@ -91,9 +91,10 @@ class Generation:
                 ask = await self._read(await read_body(receive, deadline, held), deadline, receive)
             with (
                 self._admission.admit() as place,
-                self._spans.open("request", read_trace(scope), request=ask.request.id) as span,
+                self._spans.open_request("request", read_trace(scope), request=ask.request.id) as span,
             ):
                 trace_context.set(span.context)  # for this call of the application, which is a task of its own
+                send = with_trace(send, span)
                 status = await self._answer(ask, place, started + deadline, span, receive, send)
         except ApiFault as fault:
             status = fault.status
@@ -221,6 +222,20 @@ class Generation:
             ending += event(form.usage(outcome.spoken.tokens)) if form.ask.usage_at_end else b""
             ending += DONE
         await _send_body(send, ending, more=False)
+
+
+def with_trace(send: Send, span: OpenSpan) -> Send:
+    """Return `send` with a header of the answer that names the span: traceresponse of W3C Trace Context, level 2."""
+    if not span.recorded:
+        return send
+    value = span.context.partition(" ")[0].encode()
+
+    async def send_on(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"traceresponse", value)]}
+        await send(message)
+
+    return send_on
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:

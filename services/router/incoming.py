@@ -9,7 +9,7 @@ import trio
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
-from asyncfabric.observe.spans import new_context, parse_context
+from asyncfabric.observe.spans import read_context
 from asyncfabric_services.quantities import parse_duration
 from asyncfabric_services.router.bodies import HeldBody
 from asyncfabric_services.router.fault import ApiFault, body_late
@@ -63,9 +63,9 @@ def read_deadline(scope: Scope, most_seconds: float) -> float:
 
 
 def read_trace(scope: Scope) -> str:
-    """Return the W3C trace context that the request came with, or a new one when it has none that can be used."""
-    given = Headers(scope=scope).get("traceparent", "")
-    return given if parse_context(given) is not None else new_context()
+    """Return the W3C trace context that the request came with, empty when it has none that can be used."""
+    headers = Headers(scope=scope)
+    return read_context(headers.get("traceparent", ""), ",".join(headers.getlist("tracestate")))
 
 
 async def unless_gone(receive: Receive, call: Callable[[], Awaitable[_Result]]) -> _Result:

@@ -9,6 +9,7 @@ import torch
 import trio
 from prometheus_client import CollectorRegistry
 
+from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.health.condition import Condition, node_name
 from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.app import router_app
@@ -18,6 +19,7 @@ from asyncfabric_services.router.local_backend import LocalLimits, open_local_ba
 from asyncfabric_services.router.server import StartError, serve_until, set_on_signals
 from asyncfabric_services.runner.model import LoadedModel, ModelChoice, load_model
 from asyncfabric_services.settings.schema import ModelSection, Settings
+from asyncfabric_services.telemetry.export import telemetry_of
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +68,8 @@ async def serve(settings: Settings, announce: Callable[[Mapping[str, str]], None
         condition = Condition(node_name(settings.node.name), "local")
     except ValueError as error:
         raise StartError(f"node.name: {error}") from None
-    registry = CollectorRegistry()
+    telemetry = telemetry_of(condition.name, condition.role)
+    registry, spans = CollectorRegistry(), SpanRing()
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(set_on_signals, stop, nursery.cancel_scope)
@@ -75,7 +78,10 @@ async def serve(settings: Settings, announce: Callable[[Mapping[str, str]], None
         pages = pages_of(settings, loaded)
         batch = settings.batch
         limits = LocalLimits(pages, batch.chunk_tokens, batch.most_running, batch.most_waiting)
-        async with open_local_backend(loaded, limits, registry) as backend:
+        async with (
+            open_local_backend(loaded, limits, registry) as backend,
+            telemetry.exporting(spans, registry),
+        ):
             admission = RequestAdmission(condition, settings.router.most_requests)
             app = router_app(
                 backend,
@@ -83,6 +89,7 @@ async def serve(settings: Settings, announce: Callable[[Mapping[str, str]], None
                 condition,
                 registry,
                 Limits(settings.router.default_tokens, settings.router.deadline),
+                spans=spans,
             )
             doorway = doorway_of(settings, api=True)
             _log.info("serving", extra={"fields": {"model": loaded.name, "pages": pages, "name": condition.name}})

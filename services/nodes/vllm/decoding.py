@@ -46,7 +46,7 @@ class VllmDecode(VllmNode):
             self.waits.open(f"request {request.attempt}", "blocks of its prompt", len(request.prompt), source) as here,
         ):
             self.transfers.begin(request.attempt, span.context)
-            async with self.host.generate(request.prompt, sampling, request.attempt) as outputs:
+            async with self.host.generate(request.prompt, sampling, request.attempt, span.context) as outputs:
                 yield _tokens(outputs, here)
 
     async def _prefilled(self, request: Generate, context: str, cluster: Cluster) -> tuple[str, dict[str, Any]]:

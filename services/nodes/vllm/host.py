@@ -18,6 +18,7 @@ from typing import Any
 import trio
 
 from asyncfabric import BrokenError
+from asyncfabric_services.nodes.vllm.translation import trace_headers
 
 LOOK_S = 0.1  # between two looks whether the engine's process lives
 _log = logging.getLogger(__name__)
@@ -63,15 +64,19 @@ class EngineHost:
         self._started, self._ended = trio.Event(), trio.Event()
 
     @asynccontextmanager
-    async def generate(self, prompt: list[int], sampling: Any, name: str) -> AsyncIterator[AsyncIterator[EngineOutput]]:
-        """Run a request within the scope; raises ValueError for what vLLM refuses, BrokenError when it is dead.
+    async def generate(
+        self, prompt: list[int], sampling: Any, name: str, context: str = ""
+    ) -> AsyncIterator[AsyncIterator[EngineOutput]]:
+        """Run a request within the scope, under a trace context that vLLM's own spans go on from.
+
+        Raises ValueError for what vLLM refuses, BrokenError when it is dead.
 
         Cancellation: vLLM aborts the request before the scope is left.
         """
         self._check()
         send, receive = trio.open_memory_channel[EngineOutput](math.inf)  # bounded by max_tokens
         job = _Job(send)
-        self._loop.call_soon_threadsafe(self._begin, job, prompt, sampling, name)
+        self._loop.call_soon_threadsafe(self._begin, job, prompt, sampling, name, trace_headers(context))
         try:
             yield self._outputs(job, receive)
         finally:
@@ -95,8 +100,8 @@ class EngineHost:
         if self.failed.is_set():
             raise BrokenError(f"vLLM's engine is dead: {self.reason}", remedy="ask another node")
 
-    def _begin(self, job: _Job, prompt: list[int], sampling: Any, name: str) -> None:
-        job.task = self._loop.create_task(self._pump(job, prompt, sampling, name))
+    def _begin(self, job: _Job, *request: Any) -> None:
+        job.task = self._loop.create_task(self._pump(job, *request))
         job.task.add_done_callback(lambda task: self._trio.run_sync_soon(self._finish, job, task))
 
     def _cancel(self, job: _Job) -> None:
@@ -108,8 +113,10 @@ class EngineHost:
         job.send.close()
         job.ended.set()
 
-    async def _pump(self, job: _Job, prompt: list[int], sampling: Any, name: str) -> None:
-        outputs = self.engine.generate({"prompt_token_ids": prompt}, sampling, name)
+    async def _pump(
+        self, job: _Job, prompt: list[int], sampling: Any, name: str, traced: dict[str, str] | None
+    ) -> None:
+        outputs = self.engine.generate({"prompt_token_ids": prompt}, sampling, name, trace_headers=traced)
         try:
             async for output in outputs:
                 one = output.outputs[0]

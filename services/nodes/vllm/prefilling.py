@@ -57,7 +57,7 @@ class VllmPrefill(VllmNode):
         ):
             self.transfers.begin(message.attempt, span.context)
             sampling = sampling_params(prefill_arguments())
-            async with self.host.generate(message.prompt, sampling, message.attempt) as outputs:
+            async with self.host.generate(message.prompt, sampling, message.attempt, span.context) as outputs:
                 async for output in outputs:
                     transfer = output.transfer or transfer
             if transfer is None:

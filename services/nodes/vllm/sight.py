@@ -107,7 +107,7 @@ class Transfers:
 
     def report(self, name: str, transfer: dict[str, Any]) -> None:
         """Take a transfer that has ended, from any thread."""
-        if self._spans.on:
+        if self._spans.active:
             self._trio.run_sync_soon(self._add, name, transfer)
 
     def _add(self, name: str, transfer: dict[str, Any]) -> None:

@@ -100,6 +100,12 @@ def read_transfer(packed: bytes) -> dict[str, Any]:
         raise ValueError(f"the answer of the prefill node cannot be read: {error}") from None
 
 
+def trace_headers(context: str) -> dict[str, str] | None:
+    """Return a trace context as vLLM takes it from the headers of a request, None without one."""
+    parent, _, state = context.partition(" ")
+    return {"traceparent": parent} | ({"tracestate": state} if state else {}) if parent else None
+
+
 def passed_names() -> str:
     """Return the names of all fields that vLLM is given."""
     return ", ".join((*PASSED, "response_format", "structured_outputs"))

@@ -367,7 +367,7 @@ async def test_each_attempt_is_a_span_that_its_decode_node_continues(tmp_path: P
     spans = SpanRing()
     spans.on = True
     async with open_site(tmp_path, {"a": [(3, "dies")], "b": []}, spans=spans) as site:
-        context = new_context()
+        context = new_context().text()
         token = trace_context.set(context)
         try:
             await site.ask()
@@ -375,8 +375,8 @@ async def test_each_attempt_is_a_span_that_its_decode_node_continues(tmp_path: P
             trace_context.reset(token)
         (first,), (second,) = site.asked["a"], site.asked["b"]
     attempts = {span.args["decode"]: span for span in spans.take()}
-    trace, parent = parse_context(context) or ("", "")
+    trace, parent = (parse_context(context) or ("", ""))[:2]
     for name, message in (("a", first), ("b", second)):
-        assert parse_context(message.trace) == (trace, attempts[name].id)
+        assert parse_context(message.trace) == (trace, attempts[name].id, 1, "")
         assert attempts[name].parent == parent
     assert attempts["a"].end_ns <= attempts["b"].begin_ns

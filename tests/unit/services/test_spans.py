@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asyncfabric import TraceEvent
 from asyncfabric.observe.lanes import place
-from asyncfabric.observe.spans import Span, SpanRing, new_context, parse_context
+from asyncfabric.observe.spans import MOST_STATE, Span, SpanRing, TraceContext, new_context, parse_context, read_context
 from asyncfabric.observe.trace import Recording, merge
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -89,10 +89,60 @@ def test_what_is_no_trace_context(text: str) -> None:
 
 
 def test_trace_contexts_of_this_and_later_versions() -> None:
-    assert parse_context(CONTEXT) == (TRACE, PARENT)
-    assert parse_context(f"01-{TRACE}-{PARENT}-03-later") == (TRACE, PARENT)
+    assert parse_context(CONTEXT) == (TRACE, PARENT, 1, "")
+    assert parse_context(f"01-{TRACE}-{PARENT}-03-later") == (TRACE, PARENT, 3, "")
     made = {new_context() for _ in range(8)}
-    assert len(made) == 8 and all(parse_context(one) is not None for one in made)
+    assert len(made) == 8 and all(parse_context(one.text()) == one for one in made)
+
+
+def test_what_a_request_brings_fits_into_every_message() -> None:
+    assert read_context(CONTEXT, "a=1,\t, b=2") == CONTEXT, "a tab is no part of it"
+    assert read_context(CONTEXT, "a=1, ,b=2") == f"{CONTEXT} a=1,b=2"
+    assert read_context(f"{CONTEXT} a=1") == read_context("", "a=1") == ""
+    assert read_context(f"01-{TRACE}-{PARENT}-01-{'x' * 600}") == CONTEXT, "a later version is passed on as ours"
+    short, long = [f"k{number}={'v' * 40}" for number in range(12)], f"long={'v' * 200}"
+    kept = parse_context(read_context(CONTEXT, ",".join([short[0], long, *short[1:]])))
+    assert kept is not None and kept.state == ",".join(short[:10]) and len(kept.state) <= MOST_STATE
+    assert read_context(CONTEXT, ",".join(["a=1"] * 33)) == CONTEXT
+
+
+class _Taking:
+    """Exports into a list; new traces are sampled or not."""
+
+    def __init__(self, sampling: bool = True) -> None:
+        self.taken: list[tuple[Span, TraceContext]] = []
+        self._sampling = sampling
+
+    def samples(self, trace: str) -> bool:
+        return self._sampling
+
+    def export(self, span: Span, context: TraceContext) -> None:
+        self.taken.append((span, context))
+
+
+def test_an_exporter_takes_spans_of_sampled_traces_alone_and_the_ring_keeps_none() -> None:
+    ring = SpanRing()
+    ring.exporter = taking = _Taking()
+    with ring.open_request("request", f"{CONTEXT} a=1") as outer, ring.open("attempt", outer.context) as inner:
+        assert inner.recorded and ring.active
+    with ring.open("request", CONTEXT[:-1] + "0") as silent, ring.open("no trace"):
+        assert (silent.context, silent.recorded) == (CONTEXT[:-1] + "0", False)
+    (attempt, its), (request, given_) = taking.taken
+    assert (request.trace, request.parent, given_.state) == (TRACE, PARENT, "a=1")
+    assert (attempt.parent, its.span, its.state) == (request.id, request.id, "a=1")
+    assert ring.take() == []
+
+
+@pytest.mark.parametrize("sampling", [True, False])
+def test_a_request_without_a_trace_is_the_first_span_of_one(sampling: bool) -> None:
+    ring = SpanRing()
+    ring.exporter = taking = _Taking(sampling)
+    with ring.open_request("request", "") as first:
+        context = parse_context(first.context)
+    assert context is not None and context.sampled is sampling
+    assert [(span.trace, span.id, span.parent) for span, _ in taking.taken] == [
+        (context.trace, context.span, "")
+    ] * sampling
 
 
 _TIMES = st.tuples(st.integers(0, 40), st.integers(0, 20), st.sampled_from(["a", "b", ""]))

@@ -17,6 +17,7 @@ from asyncfabric_services.nodes.vllm.translation import (
     read_transfer,
     sampling_arguments,
     streamed_tokens,
+    trace_headers,
 )
 from asyncfabric_services.runner.sampling import Sampling
 
@@ -63,6 +64,12 @@ def test_a_form_becomes_a_grammar_which_cannot_go_on_at_another_node() -> None:
         sampling_arguments(request(response_format={"type": "verse"}), {})
     with pytest.raises(ValueError, match="cannot go on"):
         sampling_arguments(request(answered=1, response_format={"type": "json_object"}), {})
+
+
+def test_a_trace_context_becomes_headers() -> None:
+    assert trace_headers("") is None
+    assert trace_headers("00-a-b-01") == {"traceparent": "00-a-b-01"}
+    assert trace_headers("00-a-b-01 v=1,w=2") == {"traceparent": "00-a-b-01", "tracestate": "v=1,w=2"}
 
 
 def test_the_token_that_ends_an_answer_is_none_of_it() -> None:
