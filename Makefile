@@ -24,7 +24,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-native test-python doors coverage check format build asan tsan fuzz rxe gpu ptx bench docs wheel clean
+.PHONY: help demo test test-native test-python doors launchers coverage check format build asan tsan fuzz rxe gpu ptx bench docs wheel clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -126,6 +126,9 @@ doors: build $(STAMPS)/doors $(STAMPS)/doors-vllm $(STAMPS)/doors-sglang  ## rin
 	  PYTHONPATH=$(VLLM_PYTHON)/$$version $(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors/vllm_engines tests/doors/vllm_models tests/doors/vllm_experts; \
 	done
 
+launchers: $(STAMPS)/launch-apt build  ## ring 5: clusters from one file, started by this machine, by Slurm, by torchrun; nodes killed under load
+	$(BIN)/python -P -m pytest $(PYTEST_FLAGS) tests/launch
+
 coverage: build  ## the Python tests once more, and which lines and branches of asyncfabric they ran; half as long again
 	@mkdir -p build/coverage && rm -f build/coverage/data*
 	$(BIN)/python -P -m pytest $(PYTEST_FLAGS) --cov --cov-report=term:skip-covered --cov-fail-under=88
@@ -183,19 +186,19 @@ fuzz: build  ## decoders of bytes from outside, native (ASan, UBSan) and Python,
 
 # Set-up of its own: a list of packages, and a kernel that apt downloads and nobody installs. RXE_FLAGS go to tests/rxe/ring.py.
 RXE_FLAGS ?=
-RXE_PACKAGES = $$(grep -v '^\#' tests/rxe/packages.txt)
 
-$(STAMPS)/rxe-apt: tests/rxe/packages.txt
+# Lists of Debian packages of single verbs; without one that apt does not have, its verb cannot run.
+$(STAMPS)/%-apt: tests/%/packages.txt
 	@mkdir -p $(STAMPS)
 	@missing=""; \
-	for package in $(RXE_PACKAGES); do \
+	for package in $$(grep -v '^#' $<); do \
 	  dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; \
 	done; \
 	if [ -n "$$missing" ]; then \
 	  echo "installing:$$missing"; \
 	  sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
 	  { $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends $$missing; } \
-	    || { echo "rxe: cannot run here: apt could not install:$$missing"; exit 3; }; \
+	    || { echo "$*: cannot run here: apt could not install:$$missing"; exit 3; }; \
 	fi
 	@touch $@
 

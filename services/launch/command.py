@@ -67,6 +67,10 @@ def up(
         raise click.UsageError("name the file of the cluster; --example prints one to begin with")
     try:
         spec = read_spec(file)
+        known = [*LAUNCHERS, *RANKS, *PRINTERS]
+        for section in spec.launcher:
+            if section not in known:
+                raise SettingsError(f"{file}: launcher.{section}: there is no such launcher{nearest(section, known)}")
         if printed is not None:
             module, function = PRINTERS[printed]
             click.echo(getattr(importlib.import_module(module), function)(spec, file), nl=False)

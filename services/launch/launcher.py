@@ -137,7 +137,8 @@ PRINTERS = {
 
 
 def launcher_module(name: str) -> LauncherModule:
-    """Return the module of a launcher; raises LaunchRefused for one that there is not."""
-    if name not in LAUNCHERS:
-        raise LaunchRefused(f"{name!r} is no launcher: one of {', '.join(LAUNCHERS)}")
-    return cast("LauncherModule", importlib.import_module(LAUNCHERS[name]))
+    """Return the module of a launcher, or of ranks, which has no `open_launcher`; LaunchRefused when there is none."""
+    modules = LAUNCHERS | RANKS
+    if name not in modules:
+        raise LaunchRefused(f"{name!r} is no launcher: one of {', '.join(modules)}")
+    return cast("LauncherModule", importlib.import_module(modules[name]))

@@ -12,10 +12,11 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
+from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.launch.launcher import LaunchedNode, LaunchRefused
 from asyncfabric_services.launch.plan import NodePlan, plan_nodes
 from asyncfabric_services.launch.record import ClusterRecord
@@ -99,7 +100,7 @@ class JobLauncher:
         Cancellation: nothing is left over.
         """
         try:
-            rows = (await ask(self._record.directory.http, "/nodes", PATIENCE_SECONDS))["nodes"]
+            rows = await self.registered()
         except NoAnswer:
             rows = []
         there = {row["name"]: row for row in rows}
@@ -112,6 +113,14 @@ class JobLauncher:
             found.append(node)
         return found
 
+    async def registered(self) -> list[dict[str, Any]]:
+        """Return what the directory knows; raises NoAnswer.
+
+        Cancellation: nothing is left over.
+        """
+        rows: list[dict[str, Any]] = (await ask(self._record.directory.http, "/nodes", PATIENCE_SECONDS))["nodes"]
+        return rows
+
     def _refusal(self, what: str) -> LaunchRefused:
         record = self._record
         how = record.facts.get("how", f"use {record.launcher}'s own commands")
@@ -120,8 +129,14 @@ class JobLauncher:
 
 @asynccontextmanager
 async def attach_launcher(record: ClusterRecord, folder: Path) -> AsyncIterator[JobLauncher]:
-    """Look at the cluster of a job; see LauncherModule.
+    """Look at the cluster of a job; raises EnvironmentUnfit when its directory does not answer.
 
     Cancellation: nothing is held.
     """
-    yield JobLauncher(record)
+    launcher = JobLauncher(record)
+    try:
+        await launcher.registered()
+    except NoAnswer as error:
+        where = record.directory.http
+        raise EnvironmentUnfit(f"the directory of {record.spec.name} at {where} does not answer: {error}") from None
+    yield launcher

@@ -48,7 +48,7 @@ def own_node(spec: ClusterSpec, folder: Path | None, name: str) -> NodePlan:
     Raises SettingsError when there is no such node.
     """
     plan = node_of(spec, name, int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"]))
-    folder = (folder or Path(os.environ["SLURM_SUBMIT_DIR"]) / f"{spec.name}-{os.environ['SLURM_JOB_ID']}").absolute()
+    folder = (folder or Path(os.environ["SLURM_SUBMIT_DIR"]) / f"{spec.name}-{_number()}").absolute()
     section = spec.launcher_section("slurm", SlurmSection)
     alone = os.environ.get("SLURM_JOB_NUM_NODES") == "1" and "SLURM_HET_SIZE" not in os.environ
     host = LOOPBACK if alone else own_address(section.network or ELSEWHERE)
@@ -75,7 +75,7 @@ def _directory(spec: ClusterSpec, plan: NodePlan, folder: Path, host: str) -> No
         http = f"http://{host if shown in ('0.0.0.0', '::') else shown}:{free_port(host)}"
         link = f"tcp://{host}:{free_port(host)}#curve={public}"
         directory = LaunchedNode(plan.name, plan.group, plan.role, "running", http, link)
-        how = f"scancel {os.environ['SLURM_JOB_ID']} ends it, sbatch with another count starts it anew"
+        how = f"scancel {_number()} ends it, sbatch with another count starts it anew"
         known = ClusterRecord("slurm", spec, directory, {JOB: _job(), "how": how})
         save_record(folder, known)
     place = known.directory.link.partition("#")[0]
@@ -92,7 +92,12 @@ def _reached_at(host: str, folder: Path) -> dict[str, str]:
 
 def _job() -> str:
     """Return the number of this run of the job: one that is queued again is another run, on other hosts."""
-    return f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    return f"{_number()}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+
+
+def _number() -> str:
+    """Return the number that people know the job by: that of the first component of a heterogeneous one."""
+    return os.environ.get("SLURM_JOB_ID_HET_GROUP_0") or os.environ["SLURM_JOB_ID"]
 
 
 def _record_of_job(folder: Path) -> ClusterRecord:

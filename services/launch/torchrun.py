@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from tempfile import mkdtemp
 
 from asyncfabric.control import read_keys
+from asyncfabric.control.ipc_folder import make_private
 from asyncfabric.control.keys import trust_file
 from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.launch.launcher import LaunchedNode
 from asyncfabric_services.launch.local import free_port
-from asyncfabric_services.launch.plan import DIRECTORY_VARIABLE, NodePlan, plan_nodes
+from asyncfabric_services.launch.plan import DIRECTORY_VARIABLE, NodePlan
 from asyncfabric_services.launch.ranks import ELSEWHERE, LOOPBACK, attach_launcher, node_of, own_address
 from asyncfabric_services.launch.record import ClusterRecord, clusters_folder, make_folder, save_record
 from asyncfabric_services.launch.spec import ClusterSpec
@@ -36,13 +36,13 @@ def own_node(spec: ClusterSpec, folder: Path | None, name: str) -> NodePlan:
     from torch.distributed.rendezvous import rendezvous  # the one use of torch here
 
     store, _, _ = next(rendezvous("env://", rank, ranks))
-    mine = Path(mkdtemp(prefix="asyncfabric-"))
-    keys = make_folder(mine / "keys")
-    store.set(f"asyncfabric/key/{rank}", read_keys(keys).public)
-    public = [store.get(f"asyncfabric/key/{other}").decode() for other in range(ranks)]
-    roles = [one.role for one in plan_nodes(spec)]
-    trusted = [f"{key} role={role}\n" for key, role in zip(public, roles, strict=True)] if not name else public
-    trust_file(keys).write_text("".join(trusted))
+    place = folder or clusters_folder() / spec.name
+    make_private(place)
+    keys = make_folder(place / f"rank-{rank}")
+    public = read_keys(keys).public
+    store.set(f"asyncfabric/key/{rank}", f"{public} role={plan.role}")
+    trusted = [store.get(f"asyncfabric/key/{other}").decode() for other in range(ranks)]
+    trust_file(keys).write_text("\n".join(trusted))
     alone = os.environ.get("LOCAL_WORLD_SIZE") == str(ranks)
     host = LOOPBACK if alone else own_address(os.environ.get("MASTER_ADDR", ELSEWHERE))
     bind = all_keys()["cluster.bind"].variable
@@ -51,11 +51,9 @@ def own_node(spec: ClusterSpec, folder: Path | None, name: str) -> NodePlan:
         variables[bind] = f"tcp://{host}:{free_port(host)}"
         http = free_port(host)
         variables[all_keys()["http.port"].variable] = str(http)
-        link = f"{variables[bind]}#curve={public[rank]}"
+        link = f"{variables[bind]}#curve={public}"
         store.set("asyncfabric/directory", link)
         directory = LaunchedNode(plan.name, plan.group, plan.role, "running", f"http://{host}:{http}", link)
-        place = folder or clusters_folder() / spec.name
-        make_folder(place)
         how = "end torchrun, or start it with as many ranks as another file has nodes"
         save_record(place, ClusterRecord("torchrun", spec, directory, {"how": how}))
     else:

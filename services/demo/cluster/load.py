@@ -10,6 +10,7 @@ import openai
 import trio
 
 TEMPERATURE = 0.0
+PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,11 @@ class Load:
     async def _client(self, client: openai.AsyncOpenAI) -> None:
         while not self._stopping:
             ask = self._asks[next(self._numbers) % len(self._asks)]
-            self.outcomes.append(await self._one(client, ask))
+            self.outcomes.append(outcome := await self._one(client, ask))
             self._ended.set()
             self._ended = trio.Event()
+            if outcome.error:
+                await trio.sleep(PAUSE_SECONDS)  # as clients do; a router that is gone refuses at once
 
     async def _one(self, client: openai.AsyncOpenAI, ask: LoadRequest) -> LoadOutcome:
         began, first, text, error = trio.current_time(), 0.0, "", ""
