@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +44,7 @@ _name = click.argument("name", default="")
     "--launcher", type=click.Choice((*LAUNCHERS, *RANKS)), help="What runs the nodes (default: what is around)."
 )
 @click.option("--print", "printed", type=click.Choice(tuple(PRINTERS)), help="Print a scheduler's file.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for what is printed.")
 @click.option("--detach", is_flag=True, help="Return when the cluster answers; it goes on without this terminal.")
 @click.option("--node", default="", help="Under Slurm or torchrun: the node to become (default: that of the rank).")
 @click.option("--example", is_flag=True, help="Print a file to begin with.")
@@ -51,6 +53,7 @@ def up(
     file: Path | None,
     launcher: str | None,
     printed: str | None,
+    out: Path | None,
     detach: bool,
     node: str,
     example: bool,
@@ -73,8 +76,7 @@ def up(
                 raise SettingsError(f"{file}: launcher.{section}: there is no such launcher{nearest(section, known)}")
         if printed is not None:
             module, function = PRINTERS[printed]
-            click.echo(getattr(importlib.import_module(module), function)(spec, file), nl=False)
-            return FINE
+            return _write(getattr(importlib.import_module(module), function)(spec, file), out)
         launcher = launcher or scheduler_around()
         if launcher in RANKS:
             become(importlib.import_module(RANKS[launcher]).own_node(spec, folder, node))
@@ -162,6 +164,20 @@ def down(name: str, folder: Path | None) -> int:
         click.echo(f"{error}", err=True)  # nothing is left to end but its record
     remove_record(place)
     click.echo(f"{record.spec.name} is down")
+    return FINE
+
+
+def _write(text: str | Mapping[str, str], out: Path | None) -> int:
+    """Print a text; write the texts of files into the folder that was named for them."""
+    if isinstance(text, str):
+        click.echo(text, nl=False)
+        return FINE
+    if out is None:
+        raise click.UsageError(f"this is {len(text)} files: name a folder for them by --out")
+    for name, content in text.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(content, encoding="utf-8")
+    click.echo(f"{len(text)} files in {out}", err=True)
     return FINE
 
 

@@ -123,6 +123,7 @@ class LauncherModule(Protocol):
 
 LAUNCHERS = {
     "local": "asyncfabric_services.launch.local",
+    "ray": "asyncfabric_services.launch.ray.launcher",
 }
 """Launcher by name -> its module, imported when it is asked for."""
 RANKS = {
@@ -132,8 +133,11 @@ RANKS = {
 """Schedulers that start `asyncfabric up` once for each node, which becomes it -> the module that knows which."""
 PRINTERS = {
     "slurm": ("asyncfabric_services.launch.slurm_script", "script_of"),
+    "kubernetes": ("asyncfabric_services.launch.kubernetes.objects", "cluster_text"),
+    "helm": ("asyncfabric_services.launch.kubernetes.chart", "chart_files"),
 }
-"""What `up --print` can print -> (module, function of a ClusterSpec and the path of its file that returns text)."""
+"""What `up --print` can print -> (module, function of a ClusterSpec and the path of its file that returns text, or the
+text of several files by their path)."""
 
 
 def launcher_module(name: str) -> LauncherModule:

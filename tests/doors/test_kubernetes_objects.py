@@ -21,6 +21,7 @@ from asyncfabric_services.settings.keys import SettingsError
 Fields = dict[str, Any]
 VERSIONS = ("1.29", "1.37")
 WARNING = 2
+FILE = Path("cluster.toml")
 BRACES = '{"speculative_config": {"a": {"b": {{1}}}}}'
 CLUSTER: Fields = {
     "name": "chat",
@@ -132,7 +133,7 @@ def test_the_check_refuses_a_misspelled_field_of_a_pod() -> None:
 
 
 def test_the_printed_text_is_the_objects_and_holds_no_key() -> None:
-    text = cluster_text(cluster(), Path("cluster.toml"))
+    text = cluster_text(cluster(), FILE)
     assert list(yaml.safe_load_all(text)) == cluster_objects(cluster())
     assert "kind: Secret" not in text and "kubectl create secret generic chat-link-key" in text
 
@@ -171,7 +172,7 @@ def test_other_settings_are_other_pods() -> None:
 
 
 def test_helm_renders_the_chart_to_the_very_objects(tmp_path: Path) -> None:
-    folder = written(chart_files(cluster()), tmp_path / "chart")
+    folder = written(chart_files(cluster(), FILE), tmp_path / "chart")
     rendered = [yaml.safe_load(text) for text in Chart.load(folder).render().values()]
     assert named(rendered) == named(cluster_objects(cluster()))
     report = lint(folder, strict=True)
@@ -179,7 +180,7 @@ def test_helm_renders_the_chart_to_the_very_objects(tmp_path: Path) -> None:
 
 
 def test_values_change_counts_image_and_resources(tmp_path: Path) -> None:
-    folder = written(chart_files(cluster()), tmp_path / "chart")
+    folder = written(chart_files(cluster(), FILE), tmp_path / "chart")
     values: Fields = {
         "image": "other:2",
         "nodes": {"prefill": {"count": 5, "resources": {"limits": {"memory": "1Gi"}}}, "decode-large": {"count": 3}},
@@ -209,7 +210,7 @@ def test_values_change_counts_image_and_resources(tmp_path: Path) -> None:
 
 def test_what_kubernetes_cannot_run_is_refused_by_name() -> None:
     with pytest.raises(SettingsError, match="chart holds no key"):
-        chart_files(cluster(link_key="generate"))
+        chart_files(cluster(link_key="generate"), FILE)
     with pytest.raises(SettingsError, match="decod: no such group"):
         cluster_objects(cluster(leader_workers={"decod": 1}))
     with pytest.raises(SettingsError, match="ASYNCFABRIC_API__KEY"):

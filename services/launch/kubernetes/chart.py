@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 
 from asyncfabric_services.launch.kubernetes.objects import cluster_objects
 from asyncfabric_services.launch.kubernetes.pods import Fields
@@ -15,8 +16,8 @@ GROUP = "app.kubernetes.io/component"
 VERSION = "0.1.0"
 
 
-def chart_files(spec: ClusterSpec) -> dict[str, str]:
-    """Return the files of a chart by path.
+def chart_files(spec: ClusterSpec, file: Path) -> dict[str, str]:
+    """Return the files of a chart by path; `file` is where the cluster is described.
 
     Raises SettingsError as `cluster_objects` does, and for a new key: charts are kept and shared.
     """
@@ -29,7 +30,7 @@ def chart_files(spec: ClusterSpec) -> dict[str, str]:
         rendered = _with_values(spec, copy.deepcopy(each), values)
         path = f"templates/{each['metadata']['name']}-{each['kind'].lower()}.yaml"
         files[path] = yaml_text(rendered, quoted=_literal)
-    about = {"apiVersion": "v2", "name": spec.name, "version": VERSION, "description": f"The cluster {spec.name}."}
+    about = {"apiVersion": "v2", "name": spec.name, "version": VERSION, "description": f"The cluster of {file.name}."}
     return {"Chart.yaml": yaml_text(about), "values.yaml": yaml_text(values), **files}
 
 

@@ -20,8 +20,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from asyncfabric.errors import BrokenError
 from asyncfabric_services.exits import EnvironmentUnfit
+from asyncfabric_services.launch.cluster import stop_all
 from asyncfabric_services.launch.launcher import LaunchedNode
-from asyncfabric_services.launch.plan import NodePlan, plan_nodes, stop_order
+from asyncfabric_services.launch.plan import NodePlan, plan_nodes
 from asyncfabric_services.launch.ray.node_actor import NodeActor
 from asyncfabric_services.launch.ray.places import Places
 from asyncfabric_services.launch.record import ClusterRecord, make_folder
@@ -119,8 +120,7 @@ class RayLauncher:
         Cancellation: shielded and bounded.
         """
         with trio.CancelScope(shield=True):
-            for name in stop_order({node.name: node.role for node in await self.nodes()}):
-                await self.stop(name)
+            await stop_all(self)
             await _in_thread(self._remove_group)
             self._places.clear()
 

@@ -19,12 +19,12 @@ import msgspec
 import ray
 
 from asyncfabric_services.launch.launcher import LaunchedNode, NodeState
+from asyncfabric_services.launch.local_node import PROGRAM
 from asyncfabric_services.launch.plan import NodePlan
 from asyncfabric_services.launch.ray.places import Places
 from asyncfabric_services.settings.keys import all_keys
 from asyncfabric_services.settings.sources import PREFIX, load_settings
 
-PROGRAM = "import ctypes; ctypes.CDLL(None).prctl(1, 9); from asyncfabric_services.cli import main; main()"
 DIRECTORY = "directory"
 LOOK_SECONDS = 0.5
 AGAIN_SECONDS = 2.0

@@ -17,7 +17,8 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
-    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
 )
 
 
@@ -28,7 +29,7 @@ def test_what_is_written_is_read_back(value: Any) -> None:
     assert yaml.safe_load(yaml_text(value)) == value
 
 
-@given(st.lists(st.dictionaries(TEXT, VALUES, min_size=1), min_size=1))
+@given(st.lists(st.dictionaries(TEXT, VALUES, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_documents_are_read_back_in_order(values: list[Any]) -> None:
     assert list(yaml.safe_load_all(yaml_documents(values))) == values
 
