@@ -266,7 +266,7 @@ class DirectoryClient:
             self._link.listen(FROM_DIRECTORY) as arrivals,
             anyio.create_task_group() as tasks,
         ):
-            tasks.start_soon(self._read, server, arrivals)
+            tasks.start_soon(self._read, server, arrivals, tasks.cancel_scope)
             tasks.start_soon(self._renew, server, tasks.cancel_scope)
             if server != self._link.identity:  # an embedded directory lives as long as we do
                 async for change in changes:
@@ -274,11 +274,16 @@ class DirectoryClient:
                         break
                 tasks.cancel_scope.cancel()
 
-    async def _read(self, server: Identity, arrivals: MemoryObjectReceiveStream[Arrival]) -> None:
-        async for arrival in arrivals:
-            news = decode_news(arrival.body)
-            if arrival.sender == server and news is not None:
-                await self._take(server, news)
+    async def _read(
+        self, server: Identity, arrivals: MemoryObjectReceiveStream[Arrival], speaking: anyio.CancelScope
+    ) -> None:
+        try:
+            async for arrival in arrivals:
+                news = decode_news(arrival.body)
+                if arrival.sender == server and news is not None:
+                    await self._take(server, news)
+        except (PeerError, ClosedError):
+            speaking.cancel()  # the session was lost behind news that wanted an answer
 
     async def _renew(self, server: Identity, speaking: anyio.CancelScope) -> None:
         try:

@@ -189,3 +189,22 @@ async def test_news_that_a_client_takes_while_it_ends_finds_nobody_to_notify(con
             await client._take(d.identity, Snapshot(99, True, []))
             with pytest.raises(anyio.EndOfStream):
                 await changes.receive()
+
+
+async def test_a_session_that_ends_behind_news_that_want_an_answer_is_begun_anew(config: LinkConfig) -> None:
+    """A node was ended by it: its lease had run out while it stood still, and then its session had too."""
+    async with (
+        open_link("d", config=config) as d,
+        open_link("n", config=config) as n,
+        serve_directory(d) as served,
+        DirectoryClient(n, d.address) as client,
+        DirectoryClient(d, d.address) as embedded,
+        embedded.watch() as changes,
+    ):
+        await client.register("prefill", n.address)
+        await until(changes, "joined", "n")
+        served._publish(served.table.leave(n.identity))
+        await d.send(n.identity, FROM_DIRECTORY, encode(Unregistered("the lease ended", True)))
+        await d.disconnect(n.identity)
+        with anyio.fail_after(PATIENCE_S):
+            await until(changes, "joined", "n")
