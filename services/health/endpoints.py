@@ -3,10 +3,13 @@
 `/health/ready`, and `/health` by its short name, answer 200 when the node is ready and 503 when it is not, so that load
 balancers and readiness probes need not read the body. `/health/live` answers 200 as long as the process does its part:
 a node that waits for its directory is alive, and is not helped by a restart. The pages of the view are `/why`,
-`/peers`, `/regions` and those of the role.
+`/peers`, `/regions` and those of the role; `/look` has what is shown of a running node in one answer.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
@@ -15,8 +18,11 @@ from starlette.routing import Route
 
 from asyncfabric.errors import FabricError
 from asyncfabric_services.health.condition import Condition
-from asyncfabric_services.health.metrics import CONTENT_TYPE, exposition
+from asyncfabric_services.health.metrics import CONTENT_TYPE, exposition, values
 from asyncfabric_services.health.view import Rows, View
+
+LOOKED: Final = ("why", "peers", "updates")
+"""The pages that `/look` has, beside health and metrics."""
 
 
 def node_routes(condition: Condition, registry: CollectorRegistry, view: View | None = None) -> list[Route]:
@@ -31,21 +37,33 @@ def node_routes(condition: Condition, registry: CollectorRegistry, view: View | 
     async def metrics(_: Request) -> Response:
         return Response(exposition(registry), media_type=CONTENT_TYPE)
 
+    pages = view.pages() if view is not None else {}
+
+    async def look(_: Request) -> Response:
+        def shown() -> dict[str, Any]:
+            return {name: list(pages[name]()) for name in LOOKED if name in pages} | {"metrics": values(registry)}
+
+        return _answer({"health": condition.plain()}, shown)
+
     return [
         Route("/health", ready, methods=["GET"]),
         Route("/health/ready", ready, methods=["GET"]),
         Route("/health/live", live, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
-        *(_page(condition, name, rows) for name, rows in (view.pages() if view is not None else {}).items()),
+        Route("/look", look, methods=["GET"]),
+        *(_page(condition, name, rows) for name, rows in pages.items()),
     ]
 
 
 def _page(condition: Condition, name: str, rows: Rows) -> Route:
     async def page(_: Request) -> Response:
-        reported = {"node": condition.name, "role": condition.role}
-        try:
-            return JSONResponse(reported | {name: list(rows())})
-        except FabricError as error:  # the node is closing what it would show
-            return JSONResponse(reported | {"error": str(error)}, 503)
+        return _answer({"node": condition.name, "role": condition.role}, lambda: {name: list(rows())})
 
     return Route(f"/{name}", page, methods=["GET"], name=name)
+
+
+def _answer(reported: dict[str, Any], more: Callable[[], dict[str, Any]]) -> Response:
+    try:
+        return JSONResponse(reported | more())
+    except FabricError as error:  # the node is closing what it would show
+        return JSONResponse(reported | {"error": str(error)}, 503)

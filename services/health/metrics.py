@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from math import isfinite
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -76,3 +77,17 @@ def histogram(
 def exposition(registry: CollectorRegistry) -> bytes:
     """Return all metrics of `registry` as Prometheus reads them."""
     return generate_latest(registry)
+
+
+def values(registry: CollectorRegistry) -> dict[str, float]:
+    """Return all metrics that are finite numbers, by name with labels as in the exposition."""
+    return {
+        f"{one.name}{_labels(one.labels)}": one.value
+        for metric in registry.collect()
+        for one in metric.samples
+        if isfinite(one.value) and not one.name.endswith("_created")
+    }
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{value}"' for name, value in sorted(labels.items())) + "}" if labels else ""

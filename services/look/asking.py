@@ -91,11 +91,11 @@ class HttpExchange:
     came_ns: int
 
 
-async def exchange(url: str, path: str, patience_s: float, accepted: tuple[int, ...] = (200,)) -> HttpExchange:
-    """Ask for `url`/`path`; `accepted` are the statuses of answers.
+async def exchange(url: str, path: str, patience_s: float, *, most_bytes: int = MOST_BYTES) -> HttpExchange:
+    """Ask for `url`/`path`.
 
     Raises:
-        NoAnswer: nobody is there, the answer took longer than `patience_s`, or has another status.
+        NoAnswer: nobody is there, the answer is late, longer than `most_bytes`, or a refusal.
 
     Cancellation: the connection is dropped.
     """
@@ -111,14 +111,14 @@ async def exchange(url: str, path: str, patience_s: float, accepted: tuple[int, 
                 while piece := await stream.receive_some(PIECE_BYTES):
                     came_ns = came_ns or monotonic_ns()
                     raw += piece
-                    if len(raw) > MOST_BYTES:
-                        raise NoAnswer(f"its answer is longer than {MOST_BYTES} bytes")
+                    if len(raw) > most_bytes:
+                        raise NoAnswer(f"its answer is longer than {most_bytes} bytes")
         except (OSError, trio.BrokenResourceError) as error:
             reason = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
             raise NoAnswer(reason) from None
     if in_time.cancelled_caught:
         raise NoAnswer(f"no whole answer within {patience_s:g} s")
-    return HttpExchange(_body(bytes(raw), path, accepted), sent_ns, came_ns)
+    return HttpExchange(_body(bytes(raw), path), sent_ns, came_ns)
 
 
 async def _connected(scheme: str, host: str, port: int) -> trio.abc.Stream:
@@ -170,14 +170,14 @@ class _Bytes:
         return io.BytesIO(self._raw)
 
 
-def _body(raw: bytes, path: str, accepted: tuple[int, ...]) -> str:
+def _body(raw: bytes, path: str) -> str:
     response = http.client.HTTPResponse(_Bytes(raw))  # type: ignore[arg-type]
     try:
         response.begin()
         text = response.read().decode()
     except (http.client.HTTPException, ValueError) as error:  # IncompleteRead: it died while it answered
         raise NoAnswer(f"its answer is broken: {type(error).__name__}") from None
-    if response.status not in accepted:
+    if response.status != 200:
         stated = text if len(text) <= 200 else f"{text[:200]}..."
         raise NoAnswer(f"{path} is answered with status {response.status}: {stated}", response.status)
     return text

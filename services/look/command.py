@@ -11,7 +11,8 @@ import click
 from asyncfabric_services.exits import FINE
 from asyncfabric_services.look.asking import run
 from asyncfabric_services.look.places import Places, places_options
-from asyncfabric_services.look.tables import PEERS, REGIONS, WHY, Column, NodeReport, console, table_of
+from asyncfabric_services.look.reports import NodeReport
+from asyncfabric_services.look.tables import PEERS, REGIONS, WHY, Column, console, table_of
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per row.")
 

@@ -1,12 +1,12 @@
-"""Rates of nodes from two samples of their metrics. Pure; the sampling is done by the command."""
+"""Rates of nodes from two samples of what they report. Pure; the sampling is in `sampling`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncfabric_services.look.tables import NodeReport
+from asyncfabric_services.look.reports import NodeReport, ReportedHealth, ReportedPeer, ReportedWait
 
 FABRIC = '{fabric="fabric"}'
 
@@ -17,30 +17,19 @@ class Sample:
 
     Attributes:
         at: the moment, in seconds on one clock of the asker.
-        health: the answer of `/health`.
+        health: as `/health` answers.
         metrics: values by name with labels.
-        waits: lines of `/why`.
-        updates: rows of `/updates`, of a coordinator.
+        why: its waits.
+        peers: of its fabric and of its control plane.
+        updates: of a coordinator.
     """
 
     at: float
-    health: NodeReport
-    metrics: dict[str, float] = field(default_factory=dict)
-    waits: int = 0
+    health: ReportedHealth
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    why: Sequence[ReportedWait] = ()
+    peers: Sequence[ReportedPeer] = ()
     updates: Sequence[NodeReport] = ()
-
-
-def parsed(text: str) -> dict[str, float]:
-    """Return our metrics of an exposition, by name with labels; lines that make no sense are passed over."""
-    found = {}
-    for line in text.splitlines():
-        name, _, value = line.rpartition(" ")
-        if name.startswith("asyncfabric_"):
-            try:
-                found[name] = float(value)
-            except ValueError:
-                continue
-    return found
 
 
 def row_of(before: Sample | None, now: Sample) -> dict[str, Any]:
@@ -59,9 +48,9 @@ def row_of(before: Sample | None, now: Sample) -> dict[str, Any]:
         return sum(grown) / (now.at - before.at)
 
     return {
-        "node": now.health.get("name", ""),
-        "role": now.health.get("role", ""),
-        "state": now.health.get("state", ""),
+        "node": now.health.name,
+        "role": now.health.role,
+        "state": now.health.state,
         "peers": value('asyncfabric_peers{fabric="fabric",state="connected"}'),
         "sent_bytes_per_s": rate(f"asyncfabric_written_bytes_total{FABRIC}"),
         "ops_per_s": rate(f"asyncfabric_completed_ops_total{FABRIC}"),
@@ -79,7 +68,7 @@ def row_of(before: Sample | None, now: Sample) -> dict[str, Any]:
         ),
         "versions_behind": None,
         "requests": value("asyncfabric_node_inside_requests", "asyncfabric_router_inside_requests"),
-        "waits": now.waits,
+        "waits": len(now.why),
         "held_pages": value("asyncfabric_kv_held_pages"),
         "free_pages": value("asyncfabric_kv_free_pages"),
         "quarantined_pages": value("asyncfabric_kv_quarantined_pages"),
@@ -89,7 +78,7 @@ def row_of(before: Sample | None, now: Sample) -> dict[str, Any]:
 
 def last_updates(updates: Sequence[NodeReport]) -> list[NodeReport]:
     """Return the last update that was committed and the last one that was aborted, without their links."""
-    last = {str(row.get("outcome", "")): row for row in updates}
+    last = {row["outcome"]: row for row in updates if isinstance(row.get("outcome"), str)}
     return [
         {name: value for name, value in last[outcome].items() if name != "links"}
         for outcome in ("committed", "aborted")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from asyncfabric_services.closing import wide_console
+from asyncfabric_services.look.reports import NodeReport
 from asyncfabric_services.terminal import plain
 
-NodeReport = Mapping[str, Any]
 Column = tuple[str, Callable[[NodeReport], str]]
 PIPE_WIDTH = 180  # of a table that goes into a file or a pipe
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import click
 import trio
@@ -12,12 +11,13 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from asyncfabric.unreadable import UNREADABLE
 from asyncfabric_services.exits import FINE
-from asyncfabric_services.look.asking import NoAnswer, ask, exchange, run
+from asyncfabric_services.look.asking import run
 from asyncfabric_services.look.places import Places, places_options
-from asyncfabric_services.look.rates import Sample, parsed, row_of, with_lags
-from asyncfabric_services.look.tables import TOP, NodeReport, console, table_of, update_line
+from asyncfabric_services.look.rates import Sample, row_of, with_lags
+from asyncfabric_services.look.reports import NodeReport
+from asyncfabric_services.look.sampling import sample
+from asyncfabric_services.look.tables import TOP, console, table_of, update_line
 from asyncfabric_services.quantities import DurationType
 from asyncfabric_services.terminal import plain
 
@@ -81,16 +81,6 @@ async def sample_all(places: Places) -> dict[str, Sample]:
     """
 
     async def sampled(url: str) -> tuple[str, Sample]:
-        try:
-            # A node that drains answers 503, and is shown all the same.
-            health: dict[str, Any] = json.loads((await exchange(url, "/health", places.patience_s, (200, 503))).body)
-            metrics = parsed((await exchange(url, "/metrics", places.patience_s)).body)
-            at = trio.current_time()
-            waits = len((await ask(url, "/why", places.patience_s))["why"])
-            coordinates = health["role"] == "coordinator"
-            updates = (await ask(url, "/updates", places.patience_s))["updates"] if coordinates else ()
-        except (*UNREADABLE, KeyError, TypeError):
-            raise NoAnswer("its answer is not that of a node") from None
-        return url, Sample(at, health, metrics, waits, updates)
+        return url, await sample(url, places.patience_s)
 
     return dict(await places.ask_each(sampled))

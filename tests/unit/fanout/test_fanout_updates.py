@@ -22,8 +22,7 @@ from asyncfabric.weights.update import COORDINATOR, WEIGHT_CODEC, UpdateReport, 
 from asyncfabric_services.fanout.blueprint import BlueprintStore
 from asyncfabric_services.fanout.coordinator_service import Coordinating
 from asyncfabric_services.fanout.update_book import UpdateBook
-from asyncfabric_services.health.metrics import exposition
-from asyncfabric_services.look.rates import parsed
+from asyncfabric_services.health.metrics import values
 
 LINK = CodingReport("trainer-0", "a/0", "delta", 1000, 100, "deltas are 1 % of the bytes")
 
@@ -35,12 +34,12 @@ def report(version: int, sent_bytes: int) -> UpdateReport:
 def test_rows_and_metrics_are_of_the_last_updates(caplog: pytest.LogCaptureFixture) -> None:
     registry = CollectorRegistry()
     book = UpdateBook(registry)
-    assert parsed(exposition(registry).decode())["asyncfabric_weights_committed_timestamp_seconds"] == 0
+    assert values(registry)["asyncfabric_weights_committed_timestamp_seconds"] == 0
     book.committed(report(1, 1100))
     with caplog.at_level(logging.WARNING):
         book.aborted(2, "version 2 was not committed: a/0 is gone")
     book.committed(report(3, 100))
-    found = parsed(exposition(registry).decode())
+    found = values(registry)
     assert [row["version"] for row in book.rows()] == [1, 2, 3]
     assert [row.get("reason") for row in book.rows()] == [None, "a/0 is gone", None]
     assert caplog.messages == ["version 2 was not committed: a/0 is gone"], "once"
@@ -82,6 +81,6 @@ def test_who_is_not_there_is_named_and_counted(tmp_path: Path) -> None:
             await trio.testing.wait_all_tasks_blocked()
             waits = [(line.waits_for, line.have, line.need, line.missing_from) for line in one.waits()]
             assert waits == [("a rollout", 0, 1, ()), ("trainers", 1, 2, ("trainer-1",))]
-            assert parsed(exposition(stage.registry).decode())["asyncfabric_weights_absent_trainers"] == 1
+            assert values(stage.registry)["asyncfabric_weights_absent_trainers"] == 1
 
     trio.run(body)

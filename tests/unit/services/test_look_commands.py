@@ -16,7 +16,8 @@ from look_site import site
 from asyncfabric_services.cli import asyncfabric
 from asyncfabric_services.look import asking
 from asyncfabric_services.look.asking import checked_url
-from asyncfabric_services.look.rates import Sample, parsed, row_of
+from asyncfabric_services.look.rates import Sample, row_of
+from asyncfabric_services.look.reports import ReportedHealth
 from asyncfabric_services.look.tables import in_bytes, in_time
 
 WAIT = {
@@ -154,11 +155,10 @@ def test_texts_of_nodes_do_not_steer_the_terminal(command: tuple[str, ...]) -> N
         "why": row | {"why": [wait]},
         "peers": row | {"peers": [peer]},
         "regions": row | {"regions": [region]},
-        "health": row,
-        "metrics": metrics(1, 1),
+        "look": look(1, 1, health=row, peers=[peer], why=[wait]),
     }
     with site(**answers) as node, site() as broken, site() as directory:
-        broken.answers |= dict.fromkeys(("/why", "/peers", "/regions", "/health"), (500, evil.encode()))
+        broken.answers |= dict.fromkeys(("/why", "/peers", "/regions", "/look"), (500, evil.encode()))
         rows = [(evil, node.url), (evil, broken.url), (evil, dead_url()), (evil, "")]
         directory.answers["/nodes"] = {"nodes": [{"name": name, "http": url} for name, url in rows]}
         result = run(*command, "--directory", directory.url)
@@ -176,17 +176,18 @@ def test_a_node_that_is_slow_is_given_up() -> None:
     assert "no whole answer within 0.02 s" in result.stderr
 
 
-def metrics(written: int, tokens: int) -> bytes:
-    return (
-        f'asyncfabric_written_bytes_total{{fabric="fabric"}} {written}\n'
-        f'asyncfabric_runner_computed_tokens_total{{kind="answer"}} {tokens}\n'
-        "asyncfabric_kv_free_pages 7.0\n# a comment\nother_metric 3\n"
-    ).encode()
+def look(written: int, tokens: int, **pages: Any) -> dict[str, Any]:
+    metrics = {
+        'asyncfabric_written_bytes_total{fabric="fabric"}': written,
+        'asyncfabric_runner_computed_tokens_total{kind="answer"}': tokens,
+        "asyncfabric_kv_free_pages": 7.0,
+    }
+    return {"metrics": metrics} | pages
 
 
 def test_top_shows_rates_of_two_samples_and_pages_of_the_last() -> None:
-    health = (503, {"state": "draining", "role": "decode", "name": "decode-1"})
-    with site(health=health, metrics=[metrics(1000, 5), metrics(5_001_000, 25)], why=DECODE) as node:
+    pages = {"health": {"state": "draining", "role": "decode", "name": "decode-1"}, "why": [WAIT]}
+    with site(look=[look(1000, 5, **pages), look(5_001_000, 25, **pages)]) as node:
         result = run("top", "--node", node.url, "--once", "--json", "--interval", "1ms")
         shown = run("top", "--node", node.url, "--once", "--interval", "1ms")
     assert status_of(result) == status_of(shown) == 0
@@ -199,7 +200,7 @@ def test_top_shows_rates_of_two_samples_and_pages_of_the_last() -> None:
 
 def test_rates_are_of_the_time_between_and_not_of_another_life() -> None:
     def sample(at: float, written: float) -> Sample:
-        return Sample(at, {}, {'asyncfabric_written_bytes_total{fabric="fabric"}': written})
+        return Sample(at, ReportedHealth(), {'asyncfabric_written_bytes_total{fabric="fabric"}': written})
 
     rate: Callable[..., Any] = lambda before, now: row_of(before, now)["sent_bytes_per_s"]  # noqa: E731
     assert rate(sample(1.0, 100), sample(3.0, 300)) == 100
@@ -209,10 +210,6 @@ def test_rates_are_of_the_time_between_and_not_of_another_life() -> None:
 
 
 def test_values_and_addresses_as_people_write_them() -> None:
-    assert parsed('asyncfabric_a 1\nasyncfabric_b{c="d"} 2.5\nasyncfabric_bad x\nother 4\n') == {
-        "asyncfabric_a": 1.0,
-        'asyncfabric_b{c="d"}': 2.5,
-    }
     assert [in_bytes(value) for value in (None, 0, 999, 1000, 25_650, 3.2e9)] == [
         "",
         "0 B",

@@ -11,6 +11,7 @@ from look_site import site
 
 from asyncfabric_services.cli import asyncfabric
 from asyncfabric_services.look.rates import Sample, row_of, with_lags
+from asyncfabric_services.look.reports import ReportedHealth
 
 COMMITTED = {
     "version": 7,
@@ -28,9 +29,9 @@ COMMITTED = {
 }
 ABORTED = {"version": 8, "outcome": "aborted", "reason": "rollout-3/0 is [gone]", "ago_s": 2.0}
 NODES = {
-    "coordinator": "asyncfabric_weights_committed_version 7",
-    "trainer": "asyncfabric_weights_published_version 7",
-    "rollout": "asyncfabric_rollout_version 4\nasyncfabric_rollout_tokens_total 10",
+    "coordinator": {"asyncfabric_weights_committed_version": 7},
+    "trainer": {"asyncfabric_weights_published_version": 7},
+    "rollout": {"asyncfabric_rollout_version": 4, "asyncfabric_rollout_tokens_total": 10},
 }
 
 
@@ -39,8 +40,8 @@ def top(updates: list[dict[str, Any]], *options: str) -> str:
         asked = []
         for role, metrics in NODES.items():
             health = {"state": "ready", "role": role, "name": f"the {role}"}
-            more = {"updates": {"updates": updates}} if role == "coordinator" else {}
-            node = stack.enter_context(site(health=health, metrics=metrics.encode() + b"\n", why={"why": []}, **more))
+            more = {"updates": updates} if role == "coordinator" else {}
+            node = stack.enter_context(site(look={"health": health, "metrics": metrics} | more))
             asked += ["--node", node.url]
         found = CliRunner().invoke(
             asyncfabric, ["top", "--once", "--interval", "1ms", *asked, *options], standalone_mode=False
@@ -78,7 +79,7 @@ def test_the_last_updates_are_reported_in_a_line_each() -> None:
 def test_who_is_behind_is_not_stated_beside_two_trainings() -> None:
     def row(role: str, version: float) -> dict[str, Any]:
         names = {"coordinator": "weights_committed_version", "rollout": "rollout_version"}
-        return row_of(None, Sample(1.0, {"role": role}, {f"asyncfabric_{names[role]}": version}))
+        return row_of(None, Sample(1.0, ReportedHealth(role=role), {f"asyncfabric_{names[role]}": version}))
 
     def behind(*rows: dict[str, Any]) -> list[float | None]:
         return [one["versions_behind"] for one in with_lags(rows)]

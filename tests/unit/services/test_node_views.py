@@ -22,6 +22,7 @@ from asyncfabric.actors import Identity, Joined, Member, Membership, labels_of
 from asyncfabric.control import DirectoryClient, LinkConfig, open_link, serve_directory
 from asyncfabric_services.health.condition import Condition
 from asyncfabric_services.health.endpoints import node_routes
+from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.health.view import View
 from asyncfabric_services.nodes.link_rows import link_rows
 from asyncfabric_services.nodes.members import follow
@@ -67,11 +68,32 @@ async def test_a_node_that_closes_reports_it_and_one_without_a_view_has_no_pages
     condition = Condition("n", "prefill", "draining")
     status, page = await reported(node_routes(condition, CollectorRegistry(), View(closed)), "/why")
     assert (status, page["node"], "closed" in page["error"]) == (503, "n", True)
+    status, page = await reported(node_routes(condition, CollectorRegistry(), View(closed)), "/look")
+    assert (status, page["health"]["state"], "closed" in page["error"]) == (503, "draining", True)
     assert {route.path for route in node_routes(condition, CollectorRegistry())} == {
         "/health",
         "/health/ready",
         "/health/live",
         "/metrics",
+        "/look",
+    }
+
+
+async def test_a_look_has_all_pages_that_are_shown_and_numbers_that_json_knows() -> None:
+    registry = CollectorRegistry()
+    gauge(registry, "training", "loss", "Of the last step.").set(float("nan"))
+    BoundedCounter(registry, "router", "tokens_total", "Tokens.", kind=("prompt",)).add(3, kind="prompt")
+    view = View(peers=lambda: [{"peer": "x"}], more={"updates": lambda: [{"version": 1}], "nodes": lambda: [{}]})
+    status, look = await reported(node_routes(Condition("n", "coordinator", "draining"), registry, view), "/look")
+    assert (status, look["health"]["state"]) == (200, "draining"), "one that drains is looked at like any other"
+    assert look["metrics"]['asyncfabric_router_tokens_total{kind="prompt"}'] == 3
+    assert "asyncfabric_training_loss" not in look["metrics"]
+    assert look | {"health": 0, "metrics": 0} == {
+        "health": 0,
+        "metrics": 0,
+        "why": [],
+        "peers": [{"peer": "x"}],
+        "updates": [{"version": 1}],
     }
 
 
