@@ -76,12 +76,26 @@ demo: build  ## KvCache moves from prefill to decode; a cluster serves, scales, 
 	$(BIN)/asyncfabric demo kv
 	$(BIN)/asyncfabric demo weights
 
+# Foreign servers that tests run: a test whose server is absent skips, loudly.
+$(STAMPS)/test-apt: tests/packages.txt $(STAMPS)/apt
+	@missing=""; \
+	for package in $$(grep -v '^\#' tests/packages.txt); do \
+	  dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; \
+	done; \
+	if [ -n "$$missing" ]; then \
+	  echo "installing:$$missing"; \
+	  sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	  { $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends $$missing; } \
+	    || echo "apt could not install:$$missing; going on without"; \
+	fi
+	@touch $@
+
 test: test-native test-python  ## rings 0 to 5: architecture, unit, property, native, conformance, integration
 
 # Files are shared out to WORKERS processes: most tests wait for others. tests/conftest.py orders them, the long ones first;
 # xdist's own order, by the number of tests, would begin the long ones last. Sockets in the folder for temporary files want
 # a short name.
-test-python: build
+test-python: build $(STAMPS)/test-apt
 	$(BIN)/python -P -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile --no-loadscope-reorder --basetemp=/tmp/af-tests-$$$$) $(PYTEST_FLAGS)
 
 # Foreign packages have an environment of their own, that .venv stays what our users install. It lies over .venv: a file of

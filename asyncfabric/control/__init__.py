@@ -1,4 +1,4 @@
-"""Sessions between processes, messages over links (CURVE), channels of typed messages, and the directory of names.
+"""Sessions between processes, messages over links (CURVE), channels of typed messages, and directories of names.
 
 On the event loop's thread. Imports `errors` and `types` only; `zmq_wire` is the only importer of zmq.
 """
@@ -25,6 +25,7 @@ from asyncfabric.control.keys import LinkKeys, read_keys
 from asyncfabric.control.link import Link
 from asyncfabric.control.link_values import LinkConfig, LinkPeer, LinkStatistics
 from asyncfabric.control.messages import Identity
+from asyncfabric.control.stores import DirectoryStore, MemoryStore, open_store
 from asyncfabric.control.zmq_link import open_link
 from asyncfabric.control.zmq_wire import make_keys
 
@@ -35,6 +36,7 @@ __all__ = [
     "Codec",
     "Directory",
     "DirectoryClient",
+    "DirectoryStore",
     "DirectoryTable",
     "FabricChannels",
     "Identity",
@@ -47,6 +49,7 @@ __all__ = [
     "LinkStatistics",
     "LocalChannels",
     "MemberChannel",
+    "MemoryStore",
     "MessageFabric",
     "Node",
     "NodeChange",
@@ -57,6 +60,7 @@ __all__ = [
     "StoreChannels",
     "make_keys",
     "open_link",
+    "open_store",
     "read_keys",
     "serve_directory",
 ]

@@ -44,6 +44,11 @@ class LinkAddress:
             )
         return cls(found["endpoint"], found["key"] or "")
 
+    @classmethod
+    def parse_all(cls, text: str) -> tuple[LinkAddress, ...]:
+        """Parse addresses joined by commas, as of the directories of one cluster; raises as `parse`."""
+        return tuple(cls.parse(part.strip()) for part in str.split(text, ","))
+
     def __str__(self) -> str:
         """Return the text form."""
         if not self.is_tcp:

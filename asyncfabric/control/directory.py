@@ -1,8 +1,10 @@
 """Who is in the cluster: nodes with role, address and labels, held by leases, each change with an epoch.
 
 Pure tables, no clock and no sockets: the directory's own (`DirectoryTable`) and the copy of a node
-(`DirectoryView`). Serving and asking are in `directory_server` and `directory_client`. The data path never asks.
-DI-1: epochs grow by one with each change, and a view that applied all of them equals the table.
+(`DirectoryView`). Serving and asking are in `directory_server` and `directory_client`, what directories share in
+`stores`. The data path never asks.
+DI-1: epochs grow by one with each change, and a view that applied all of them equals the table; the tables of all
+directories of one store are equal at one epoch.
 DI-2: a view forgets a node only when a directory that had time to learn of it reports that.
 """
 
@@ -12,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from asyncfabric.control.messages import Identity, Name, NodeName, Number, Text
 
@@ -40,6 +42,9 @@ class Node(Struct, frozen=True):
     state: Literal["ready", "draining"] = "ready"
 
 
+ChangeKind = Literal["joined", "changed", "draining", "left", "lost"]
+
+
 class NodeChange(Struct, frozen=True):
     """One change: the epoch that it made, the node as it is now (or was last), and what happened.
 
@@ -47,77 +52,151 @@ class NodeChange(Struct, frozen=True):
     """
 
     epoch: Number
-    kind: Literal["joined", "changed", "draining", "left", "lost"]
+    kind: ChangeKind
     node: Node
     reason: Text = ""
 
 
-class DirectoryTable:
-    """The directory's own table."""
+class Decision(Struct, frozen=True):
+    """What a directory decided at once: changes of consecutive epochs, or that the table is settled.
 
-    def __init__(self, lease_ns: int = LEASE_NS, *, now_ns: int = 0) -> None:
+    Attributes:
+        changes: made by it.
+        directory: the one that decided; it holds the nodes that it puts in, and ends their leases.
+        key: public key of the link of the node that it puts in; "" without keys.
+        settled: each living node had the time of a lease to register.
+    """
+
+    changes: tuple[NodeChange, ...] = ()
+    directory: Identity | None = None
+    key: Annotated[str, Meta(max_length=64)] = ""
+    settled: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it decides nothing."""
+        return not (self.changes or self.settled)
+
+
+class Hold(Struct, frozen=True):
+    """A node that is in, the directory that holds it, and the key of its link."""
+
+    node: Node
+    directory: Identity | None
+    key: str
+
+
+class TableImage(Struct, frozen=True):
+    """The whole table at an epoch."""
+
+    epoch: Number = 0
+    settled: bool = False
+    holds: tuple[Hold, ...] = ()
+
+
+class DirectoryTable:
+    """The table of one directory, or its copy of the one that directories share.
+
+    Methods return decisions and change nothing; `apply` takes decisions in, of this directory and of others. Leases
+    are those of the nodes that this directory holds, and of those whose directory is gone (`release`).
+    """
+
+    def __init__(
+        self, lease_ns: int = LEASE_NS, *, directory: Identity | None = None, image: TableImage | None = None
+    ) -> None:
+        image = image or TableImage()
         self.lease_ns = lease_ns
-        self.epoch: int = 0
-        self.settles_ns: int = now_ns + lease_ns
-        self.nodes: dict[str, Node] = {}
+        self.epoch: int = image.epoch
+        self.settled: bool = image.settled
+        self.nodes: dict[str, Node] = {hold.node.identity.name: hold.node for hold in image.holds}
+        self._holds: dict[str, Hold] = {hold.node.identity.name: hold for hold in image.holds}
+        self._directory = directory
         self._deadlines: dict[str, int] = {}
         self._changes: deque[NodeChange] = deque(maxlen=KEPT_CHANGES)
 
-    def register(
-        self, identity: Identity, role: str, address: str, labels: Mapping[str, str], now_ns: int
-    ) -> list[NodeChange]:
-        """Put a node in; a former incarnation of its name is lost. Nothing changes when there is an objection."""
-        if self.objection(identity, role):
-            return []
-        before = self.nodes.get(identity.name)
-        node = Node(identity, role, address, dict(labels))
-        changes = []
-        if before is not None and before.identity != identity:
-            changes.append(self._remove(before, "lost", f"replaced by {identity}"))
-            before = None
-        self._deadlines[identity.name] = now_ns + self.lease_ns
-        if node != before:
-            changes.append(self._put(node, "changed" if before else "joined"))
-        return changes
+    # ---- decisions
 
-    def objection(self, identity: Identity, role: str) -> str:
-        """Return why a node may not be put in, "" when it may: its name lives later, or in another role."""
-        living = self.nodes.get(identity.name)
-        if living is None:
+    def register(
+        self, identity: Identity, role: str, address: str, labels: Mapping[str, str], key: str = ""
+    ) -> Decision:
+        """Put a node in; a former incarnation of its name is lost. Nothing changes when there is an objection."""
+        if self.objection(identity, role, key):
+            return Decision()
+        before = self._holds.get(identity.name)
+        node = Node(identity, role, address, dict(labels))
+        if before == Hold(node, self._directory, key):
+            return Decision()
+        if before is None or before.node.identity == identity:
+            return self._decided(("changed" if before else "joined", node, ""), key=key)
+        return self._decided(("lost", before.node, f"replaced by {identity}"), ("joined", node, ""), key=key)
+
+    def objection(self, identity: Identity, role: str, key: str = "") -> str:
+        """Return why a node may not be put in, "" when it may: its name lives later, in another role, or by a key."""
+        hold = self._holds.get(identity.name)
+        if hold is None:
             return ""
+        living = hold.node
         if living.identity.incarnation > identity.incarnation:
             return f"a later incarnation of its name, {living.identity}, is in"
-        return f"its name is in use by a {living.role} node" if living.role != role else ""
+        if living.role != role:
+            return f"its name is in use by a {living.role} node"
+        return f"its name is in use by a {living.role} node with another key" if hold.key != key else ""
+
+    def drain(self, identity: Identity) -> Decision:
+        """Mark a node: it takes no new work."""
+        node = self.find(identity)
+        if node is None or node.state == "draining":
+            return Decision()
+        return self._decided(("draining", structs.replace(node, state="draining"), ""))
+
+    def leave(self, identity: Identity) -> Decision:
+        """Take a node out that asks for it."""
+        node = self.find(identity)
+        return self._decided(("left", node, "it left")) if node else Decision()
+
+    def lose(self, identity: Identity, reason: str) -> Decision:
+        """Take a node out whose session is lost, unless another directory holds it by now."""
+        node = self.find(identity)
+        return self._decided(("lost", node, reason)) if node and self._is_mine(identity) else Decision()
+
+    def expire(self, now_ns: int) -> Decision:
+        """Take all nodes out whose lease has ended."""
+        late = [self.nodes[name] for name, deadline in self._deadlines.items() if now_ns >= deadline]
+        reason = f"did not renew its lease of {self.lease_ns / SECOND_NS:g} s"
+        return self._decided(*(("lost", node, reason) for node in late))
+
+    def settle(self) -> Decision:
+        """State that each living node had the time to register."""
+        return Decision() if self.settled else Decision(directory=self._directory, settled=True)
+
+    # ---- what is decided
+
+    def apply(self, decision: Decision, now_ns: int) -> bool:
+        """Take a decision in; False, and nothing changes, where it does not follow what was decided before."""
+        epochs = range(self.epoch + 1, self.epoch + 1 + len(decision.changes))
+        if [change.epoch for change in decision.changes] != list(epochs):
+            return False
+        for change in decision.changes:
+            self._apply(change, decision, now_ns)
+        self.settled |= decision.settled
+        return True
 
     def renew(self, identity: Identity, now_ns: int) -> bool:
-        """Renew a lease; False when the node is not in."""
-        if self.find(identity) is None:
+        """Renew a lease; False when the node is not in, or another directory holds it."""
+        if not self._is_mine(identity):
             return False
         self._deadlines[identity.name] = now_ns + self.lease_ns
         return True
 
-    def drain(self, identity: Identity) -> list[NodeChange]:
-        """Mark a node: it takes no new work."""
-        node = self.find(identity)
-        if node is None or node.state == "draining":
-            return []
-        return [self._put(Node(node.identity, node.role, node.address, node.labels, "draining"), "draining")]
+    def holders(self) -> set[Identity]:
+        """Return the other directories that hold nodes."""
+        return {hold.directory for hold in self._holds.values() if hold.directory} - {self._directory}
 
-    def leave(self, identity: Identity) -> list[NodeChange]:
-        """Take a node out that asks for it."""
-        node = self.find(identity)
-        return [self._remove(node, "left", "it left")] if node else []
-
-    def lose(self, identity: Identity, reason: str) -> list[NodeChange]:
-        """Take a node out whose session is lost."""
-        node = self.find(identity)
-        return [self._remove(node, "lost", reason)] if node else []
-
-    def expire(self, now_ns: int) -> list[NodeChange]:
-        """Take all nodes out whose lease has ended."""
-        late = [name for name, deadline in self._deadlines.items() if now_ns >= deadline]
-        reason = f"did not renew its lease of {self.lease_ns / SECOND_NS:g} s"
-        return [self._remove(self.nodes[name], "lost", reason) for name in late]
+    def release(self, directory: Identity, deadline_ns: int) -> None:
+        """A directory is gone: its nodes, unless they register again, are lost at a deadline."""
+        for name, hold in self._holds.items():
+            if hold.directory == directory:
+                self._deadlines.setdefault(name, deadline_ns)
 
     def next_deadline_ns(self) -> int | None:
         """Return when the next lease ends."""
@@ -137,27 +216,38 @@ class DirectoryTable:
             return None
         return [change for change in self._changes if change.epoch > epoch]
 
-    def is_settled(self, now_ns: int) -> bool:
-        """Return whether each living node had the time of a lease to register."""
-        return now_ns >= self.settles_ns
+    def image(self) -> TableImage:
+        """Return all of it but the leases."""
+        return TableImage(self.epoch, self.settled, tuple(self._holds.values()))
 
-    def _put(
-        self, node: Node, kind: Literal["joined", "changed", "draining"], *, now_ns: int | None = None
-    ) -> NodeChange:
-        self.nodes[node.identity.name] = node
-        if now_ns is not None:
-            self._deadlines[node.identity.name] = now_ns + self.lease_ns
-        return self._note(NodeChange(self.epoch + 1, kind, node))
+    def _is_mine(self, identity: Identity) -> bool:
+        hold = self._holds.get(identity.name)
+        return hold is not None and hold.node.identity == identity and hold.directory == self._directory
 
-    def _remove(self, node: Node, kind: Literal["left", "lost"], reason: str) -> NodeChange:
-        del self.nodes[node.identity.name]
-        self._deadlines.pop(node.identity.name, None)
-        return self._note(NodeChange(self.epoch + 1, kind, node, reason[:500]))
+    def _decided(self, *changes: tuple[ChangeKind, Node, str], key: str = "") -> Decision:
+        made = (
+            NodeChange(self.epoch + number, kind, node, reason[:500])
+            for number, (kind, node, reason) in enumerate(changes, 1)
+        )
+        return Decision(tuple(made), self._directory, key)
 
-    def _note(self, change: NodeChange) -> NodeChange:
+    def _apply(self, change: NodeChange, decision: Decision, now_ns: int) -> None:
         self.epoch = change.epoch
         self._changes.append(change)
-        return change
+        name = change.node.identity.name
+        before = self._holds.get(name)
+        if change.kind in ("left", "lost"):
+            for kept in (self.nodes, self._holds, self._deadlines):
+                kept.pop(name, None)
+            return
+        self.nodes[name] = change.node
+        if change.kind == "draining" and before is not None:
+            self._holds[name] = structs.replace(before, node=change.node)
+            return
+        self._holds[name] = Hold(change.node, decision.directory, decision.key)
+        self._deadlines.pop(name, None)
+        if decision.directory == self._directory:
+            self._deadlines[name] = now_ns + self.lease_ns
 
 
 class DirectoryView:

@@ -1,15 +1,17 @@
 """DirectoryClient: a node's registration and its view of the cluster, which outlives the directory.
 
 On the event loop's thread. Connects, registers, renews, watches, and does all of it again when the directory comes back
-at its address; a directory that refuses this node for good ends that. Questions are answered from the view at once; the
-data path never asks.
+at its address, or at the next one where there are several; a directory that refuses this node for good ends that.
+Questions are answered from the view at once; the data path never asks.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from types import TracebackType
 
 import anyio
@@ -48,6 +50,7 @@ log: logging.Logger = logging.getLogger("asyncfabric.control")
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 MOST_REFUSALS = 10  # in a row: with the pauses between them longer than a dead node of our name stays in
+CONFIRMED_S = 4.0  # within which one of several directories confirms, or the next one is asked
 MAX_UNSEEN = 4096
 MAX_TEXT = 512
 
@@ -60,9 +63,15 @@ class DirectoryClient:
     """
 
     def __init__(self, link: Link, address: str) -> None:
-        """Make a client of the directory at this address; `link.address` itself where the directory is embedded."""
+        """Make a client of the directory at this address; `link.address` itself where the directory is embedded.
+
+        Several addresses, joined by commas, are of directories that share a store: it registers with one, which one
+        its name decides, and goes to the next when that is lost.
+        """
         self._link = link
-        self._address = address
+        self._addresses = deque(part.strip() for part in address.split(","))
+        self._addresses.rotate(sha256(link.identity.name.encode()).digest()[0])
+        self._log = ""
         self._view = DirectoryView()
         self._server: Identity | None = None
         self._wanted: Register | None = None
@@ -197,7 +206,7 @@ class DirectoryClient:
         if self._refused:
             return f"the directory refuses this node: {self._refused}"
         if self._server is None:
-            return f"no session with the directory at {self._address}: {self._trouble}"
+            return f"no session with the directory at {self._addresses[0]}: {self._trouble}"
         return "the directory has not confirmed the registration yet"
 
     async def wait_refused(self) -> str:
@@ -234,11 +243,12 @@ class DirectoryClient:
     # ---- staying connected
 
     async def _stay_connected(self) -> None:
-        pause_s, failures, refusals = FIRST_PAUSE_S, 0, 0
+        pause_s, failures, refusals, tried = FIRST_PAUSE_S, 0, 0, 0
         while not self._refused:
+            address = self._addresses[0]
             try:
-                self._server = await self._link.connect(self._address)
-                pause_s, failures, refusals = FIRST_PAUSE_S, 0, 0
+                self._server = await self._link.connect(address)
+                pause_s, failures, refusals, tried = FIRST_PAUSE_S, 0, 0, 0
                 self._was_in_session = True
                 await self._speak_with(self._server)
                 self._trouble = "the session was lost"
@@ -247,17 +257,20 @@ class DirectoryClient:
                 if isinstance(error, RefusedError):
                     refusals += 1
                     replaced = error.code == "retired" and self._was_in_session
-                    if replaced or error.code == "key_role" or refusals >= MOST_REFUSALS:
+                    if replaced or error.code == "key_role" or refusals >= MOST_REFUSALS * len(self._addresses):
                         self._refuse(str(error))
                 failures += 1
                 if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th: whoever waits for hours fills no disk
                     text = "directory at %s: %s; attempt %d, the next in %g s"
-                    log.info(text, self._address, error, failures, pause_s)
+                    log.info(text, address, error, failures, pause_s)
             except ClosedError:
                 return
             self._server, self._is_in = None, False
-            await anyio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            self._addresses.rotate(-1)
+            tried += 1
+            if tried >= len(self._addresses):
+                await anyio.sleep(pause_s)
+                pause_s, tried = min(2 * pause_s, LONGEST_PAUSE_S), 0
 
     async def _speak_with(self, server: Identity) -> None:
         """Register, watch and renew, until the session with the directory is lost."""
@@ -268,6 +281,8 @@ class DirectoryClient:
         ):
             tasks.start_soon(self._read, server, arrivals, tasks.cancel_scope)
             tasks.start_soon(self._renew, server, tasks.cancel_scope)
+            if len(self._addresses) > 1:
+                tasks.start_soon(self._expect, tasks.cancel_scope)
             if server != self._link.identity:  # an embedded directory lives as long as we do
                 async for change in changes:
                     if change.peer == server and change.state != "ready":
@@ -298,6 +313,15 @@ class DirectoryClient:
         except (PeerError, ClosedError):
             speaking.cancel()  # the session was lost, maybe before we began to watch
 
+    async def _expect(self, speaking: anyio.CancelScope) -> None:
+        """Go to the next directory when this one does not confirm: it may be the one that its store is away from."""
+        waited = 0
+        while waited < 2:
+            await anyio.sleep(CONFIRMED_S / 2)
+            waited = waited + 1 if self._wanted is not None and not self._is_in else 0
+        self._trouble = f"the directory did not confirm within {CONFIRMED_S:g} s"
+        speaking.cancel()
+
     async def _send_all(self, server: Identity) -> None:
         if self._asks_secret:
             await self._link.send(server, TO_DIRECTORY, encode(AskSecret()))
@@ -305,7 +329,8 @@ class DirectoryClient:
             await self._link.send(server, TO_DIRECTORY, encode(self._wanted))
             if self._draining:
                 await self._link.send(server, TO_DIRECTORY, encode(DrainMe()))
-        await self._link.send(server, TO_DIRECTORY, encode(WatchFrom(0)))
+        watch = WatchFrom(self._view.epoch, self._log) if self._log else WatchFrom(0)
+        await self._link.send(server, TO_DIRECTORY, encode(watch))
 
     async def _take(self, server: Identity, news: News) -> None:
         match news:
@@ -322,7 +347,8 @@ class DirectoryClient:
                     self._refuse(reason)
                 elif self._wanted is not None:
                     await self._send_all(server)
-            case Snapshot(epoch, settled, nodes):
+            case Snapshot(epoch, settled, nodes, log_of) if log_of != self._log or epoch >= self._view.epoch:
+                self._log = log_of
                 self._publish(self._view.replace(epoch, nodes, settled=settled))
             case Changes(changes):
                 applied = self._view.apply(changes)

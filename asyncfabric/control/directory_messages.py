@@ -18,6 +18,8 @@ from asyncfabric.unreadable import UNREADABLE
 TO_DIRECTORY: Final = "directory"
 FROM_DIRECTORY: Final = "directory.view"
 
+Log = Annotated[str, Meta(max_length=64)]
+"""Which history of the table epochs belong to: directories that share a store have the same."""
 Labels = Annotated[dict[Name, Text], Meta(max_length=MAX_LABELS)]
 
 
@@ -42,9 +44,10 @@ class LeaveMe(Struct, frozen=True, tag="leave"):
 
 
 class WatchFrom(Struct, frozen=True, tag="watch"):
-    """Send me all changes after this epoch, or everything if you no longer know that far back."""
+    """Send me all changes after this epoch of this log, or everything if you do not know that log so far back."""
 
     epoch: Number
+    log: Log = ""
 
 
 class AskSecret(Struct, frozen=True, tag="ask_secret"):
@@ -65,11 +68,12 @@ class Unregistered(Struct, frozen=True, tag="unregistered"):
 
 
 class Snapshot(Struct, frozen=True, tag="snapshot"):
-    """Everything, at an epoch. Not settled: nodes that a former directory knew may still have to register."""
+    """Everything, at an epoch of a log. Not settled: nodes that a former log had may still have to register."""
 
     epoch: Number
     settled: bool
     nodes: tuple[Node, ...]
+    log: Log = ""
 
 
 class Changes(Struct, frozen=True, tag="changes"):
@@ -79,7 +83,7 @@ class Changes(Struct, frozen=True, tag="changes"):
 
 
 class Settled(Struct, frozen=True, tag="settled"):
-    """A full lease has passed since this directory began: who has not registered is gone."""
+    """A full lease has passed since this log began: who has not registered is gone."""
 
 
 class ClusterSecret(Struct, frozen=True, tag="secret"):

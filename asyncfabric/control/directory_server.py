@@ -1,13 +1,14 @@
 """serve_directory: the directory of a cluster, on a link of the node that embeds it.
 
-On the event loop's thread. The tables are in `directory`. It writes nothing to disk: a directory that was killed begins
-empty under a new incarnation, and the nodes register again by themselves.
+On the event loop's thread. The tables are in `directory`, what several directories share in `stores`. It writes nothing
+to disk: one that was killed, and had no store but its memory, begins empty under a new incarnation, and the nodes
+register again by themselves.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Set
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -15,8 +16,9 @@ from math import inf
 import anyio
 from anyio.abc import TaskGroup
 
+from asyncfabric._notice import Notice
 from asyncfabric.control.address import LinkAddress
-from asyncfabric.control.directory import LEASE_NS, DirectoryTable, NodeChange
+from asyncfabric.control.directory import LEASE_NS, Decision, DirectoryTable
 from asyncfabric.control.directory_messages import (
     FROM_DIRECTORY,
     TO_DIRECTORY,
@@ -40,6 +42,8 @@ from asyncfabric.control.directory_messages import (
 from asyncfabric.control.events import Arrival
 from asyncfabric.control.link import Link
 from asyncfabric.control.messages import Identity
+from asyncfabric.control.stores.log import SharedTable
+from asyncfabric.control.stores.memory import DirectoryStore, MemoryStore
 from asyncfabric.errors import ClosedError, PeerError
 
 log: logging.Logger = logging.getLogger("asyncfabric.control")
@@ -58,18 +62,51 @@ class SecretGrant:
     roles: Set[str]
 
 
+@dataclass(frozen=True, slots=True)
+class _SessionLost:
+    reason: str
+
+
 class Directory:
     """A directory that serves; made by `serve_directory`."""
 
-    def __init__(self, link: Link, lease_ns: int, tasks: TaskGroup, grant: SecretGrant | None = None) -> None:
+    def __init__(
+        self, link: Link, lease_ns: int, tasks: TaskGroup, store: DirectoryStore, grant: SecretGrant | None
+    ) -> None:
         """Not for users: use `serve_directory`."""
         self._grant = grant
-        self.table: DirectoryTable = DirectoryTable(lease_ns, now_ns=_now_ns())
+        self._lease_ns = lease_ns
+        self._shared = SharedTable(
+            store,
+            link.identity,
+            lease_ns,
+            grant.secret if grant is not None else None,
+            applied=self._report,
+            begun=self._begin_anew,
+        )
         self.unreadable: int = 0
         self._link = link
         self._tasks = tasks
         self._watchers: dict[Identity, _Watcher] = {}
-        self._alarm = anyio.Event()
+        self._undecided: dict[tuple[Identity, type], Register | DrainMe | LeaveMe | _SessionLost] = {}
+        self._more = Notice()
+        self._alarm = Notice()
+        self._settles_ns = _now_ns() + lease_ns
+
+    @property
+    def table(self) -> DirectoryTable:
+        """The table, as this directory knows it."""
+        return self._shared.table
+
+    @property
+    def log(self) -> str:
+        """Which log epochs belong to: that of the store."""
+        return self._shared.log
+
+    @property
+    def missing(self) -> str:
+        """Why the store of this directory does not answer now, for people; "" while it does."""
+        return self._shared.trouble
 
     async def _answer(self) -> None:
         async with self._link.listen(TO_DIRECTORY) as arrivals:
@@ -82,29 +119,54 @@ class Directory:
                 self._take(arrival, request)
 
     def _take(self, arrival: Arrival, request: Request) -> None:
-        sender, now_ns = arrival.sender, _now_ns()
+        sender = arrival.sender
         watcher = self._watcher_of(sender)
         match request:
-            case Register(role, address, labels):
-                stated = self._link.role_of(sender)
-                objection = f"its link states the role {stated}, not {role}" if stated not in ("", role) else ""
-                objection = objection or self.table.objection(sender, role)
-                if not objection:
-                    self._publish(self.table.register(sender, role, address, labels, now_ns))
-                watcher.put(Unregistered(objection, False) if objection else Registered(self.table.lease_ns))
+            case Register() | DrainMe() | LeaveMe():
+                self._put(sender, request)
             case Renew():
-                if not self.table.renew(sender, now_ns):
+                if not self.table.renew(sender, _now_ns()) and (sender, Register) not in self._undecided:
                     watcher.put(Unregistered("not in: the lease ended, or the directory is new", True))
-            case DrainMe():
-                if self.table.find(sender) is None:
-                    watcher.put(Unregistered("not in", True))
-                self._publish(self.table.drain(sender))
-            case LeaveMe():
-                self._publish(self.table.leave(sender))
-            case WatchFrom(epoch):
-                watcher.watch(epoch)
+            case WatchFrom(epoch, of_log):
+                watcher.watch(epoch if of_log in ("", self.log) else 0, ahead=of_log == self.log)
             case AskSecret():
                 watcher.put(self._secret_for(sender))
+
+    def _put(self, sender: Identity, request: Register | DrainMe | LeaveMe | _SessionLost) -> None:
+        """Have it decided, in the order of what came last of each kind: a store that is away makes no queue long."""
+        self._undecided.pop((sender, type(request)), None)
+        self._undecided[sender, type(request)] = request
+        self._more.notify()
+
+    async def _decide(self) -> None:
+        while True:
+            while self._undecided:
+                place = next(iter(self._undecided))
+                request = self._undecided[place]
+                await self._decide_on(place[0], request)
+                if self._undecided.get(place) is request:
+                    del self._undecided[place]
+            await self._more.wait()
+
+    async def _decide_on(self, sender: Identity, request: Register | DrainMe | LeaveMe | _SessionLost) -> None:
+        watcher = self._watchers.get(sender)
+        match request:
+            case Register(role, address, labels) if watcher is not None:
+                key, stated = self._link.key_of(sender), self._link.role_of(sender)
+                objection = f"its link states the role {stated}, not {role}" if stated not in ("", role) else ""
+                if not objection:
+                    await self._shared.decide(lambda table: table.register(sender, role, address, labels, key))
+                    objection = self.table.objection(sender, role, key)
+                self.table.renew(sender, _now_ns())
+                watcher.put(Unregistered(objection, False) if objection else Registered(self._lease_ns))
+            case DrainMe():
+                if watcher is not None and self.table.find(sender) is None:
+                    watcher.put(Unregistered("not in", True))
+                await self._shared.decide(lambda table: table.drain(sender))
+            case LeaveMe():
+                await self._shared.decide(lambda table: table.leave(sender))
+            case _SessionLost(reason):
+                await self._shared.decide(lambda table: table.lose(sender, reason))
 
     def _secret_for(self, peer: Identity) -> ClusterSecret:
         if self._grant is None:
@@ -120,11 +182,25 @@ class Directory:
             self._tasks.start_soon(watcher.run)
         return self._watchers[peer]
 
-    def _publish(self, changes: Iterable[NodeChange]) -> None:
-        if changes:
-            self._alarm.set()
-            for watcher in self._watchers.values():
-                watcher.wake()
+    def _report(self, decision: Decision) -> None:
+        """Let watchers and leases follow a decision; one whom another directory took out may register again here."""
+        self._alarm.notify()
+        for watcher in self._watchers.values():
+            watcher.wake()
+            if decision.settled:
+                watcher.put(Settled())
+        if decision.directory != self._link.identity:
+            for change in decision.changes:
+                node = self._watchers.get(change.node.identity)
+                if change.kind == "lost" and node is not None:
+                    node.put(Unregistered(change.reason, True))
+
+    def _begin_anew(self) -> None:
+        self._settles_ns = _now_ns() + self._lease_ns
+        self._alarm.notify()
+        for watcher in self._watchers.values():
+            if watcher.watches:
+                watcher.watch(0)
 
     async def _follow_sessions(self) -> None:
         """A node whose session is lost is lost: its lease would only show it later.
@@ -135,8 +211,8 @@ class Directory:
             async for change in changes:
                 if change.state != "lost":
                     continue
-                was_in = self.table.find(change.peer) is not None
-                self._publish(self.table.lose(change.peer, change.reason))
+                was_in = self.table.find(change.peer) is not None or (change.peer, Register) in self._undecided
+                self._put(change.peer, _SessionLost(change.reason))
                 watcher = self._watchers.pop(change.peer, None)
                 if watcher is None:
                     continue
@@ -149,18 +225,13 @@ class Directory:
                         again.put(Unregistered(f"its session was lost: {change.reason}", True))
 
     async def _end_leases(self) -> None:
-        reported = False
         while True:
-            settled = self.table.is_settled(_now_ns())
-            if settled and not reported:
-                reported = True
-                for watcher in self._watchers.values():
-                    watcher.put(Settled())
-            due = min(self.table.next_deadline_ns() or inf, inf if settled else self.table.settles_ns)
+            if not self.table.settled and _now_ns() >= self._settles_ns:
+                await self._shared.decide(lambda table: table.settle())
+            await self._shared.decide(lambda table: table.expire(_now_ns()))
+            due = min(self.table.next_deadline_ns() or inf, inf if self.table.settled else self._settles_ns)
             with anyio.move_on_after(max(0.0, (due - _now_ns()) / 1e9)):
                 await self._alarm.wait()
-                self._alarm = anyio.Event()
-            self._publish(self.table.expire(_now_ns()))
 
 
 class _Watcher:
@@ -179,9 +250,14 @@ class _Watcher:
         self._news[type(news)] = news
         self.wake()
 
-    def watch(self, epoch: int) -> None:
-        self._epoch = epoch
-        self._snapshot_due = epoch == 0 or self._directory.table.since(epoch) is None
+    def watch(self, epoch: int, *, ahead: bool = False) -> None:
+        """Begin after an epoch; one `ahead` of ours comes from another directory of this log, and waits for us."""
+        table = self._directory.table
+        ahead = ahead and epoch > table.epoch
+        self._epoch = min(epoch, table.epoch)
+        self._snapshot_due = not ahead and (epoch == 0 or table.since(epoch) is None)
+        if table.settled and not self._snapshot_due:
+            self.put(Settled())
         self.wake()
 
     @property
@@ -214,7 +290,7 @@ class _Watcher:
         if self._epoch is not None:
             changes = None if self._snapshot_due else table.since(self._epoch)
             if changes is None:
-                due.append(Snapshot(table.epoch, table.is_settled(_now_ns()), tuple(table.nodes.values())))
+                due.append(Snapshot(table.epoch, table.settled, tuple(table.nodes.values()), self._directory.log))
             elif changes:
                 due.append(Changes(tuple(changes)))
             self._epoch, self._snapshot_due = table.epoch, False
@@ -224,17 +300,21 @@ class _Watcher:
 
 @asynccontextmanager
 async def serve_directory(
-    link: Link, *, lease_ns: int = LEASE_NS, grant: SecretGrant | None = None
+    link: Link, *, lease_ns: int = LEASE_NS, grant: SecretGrant | None = None, store: DirectoryStore | None = None
 ) -> AsyncIterator[Directory]:
     """Serve the directory on this link until the block is left. Nodes find it by the link's address.
+
+    Directories that are given the same store show one table; entering waits for it.
 
     Args:
         link: an open link; its channel "directory" is used.
         lease_ns: how long a registration holds without being renewed.
         grant: the secret of the cluster's fabrics, for peers of its roles that ask; None: there is none.
+        store: see `open_store`; None: a table of its own, in memory.
 
     Raises:
-        ValueError: the lease is not in 10 ms .. 1 h, or the link is plain TCP, where everybody reads a secret.
+        ValueError: the lease is not in 10 ms .. 1 h, or the link is plain TCP, where everybody reads a secret, or the
+            other directories of the store have another secret.
 
     Cancellation: ends the serving; the nodes keep their views.
     """
@@ -245,7 +325,10 @@ async def serve_directory(
         raise ValueError(f"a directory at {address} gives no secret away: open its link with keys")
     try:
         async with anyio.create_task_group() as tasks:
-            directory = Directory(link, lease_ns, tasks, grant)
+            directory = Directory(link, lease_ns, tasks, store or MemoryStore(), grant)
+            await directory._shared.open()
+            for task in (directory._shared.follow, directory._shared.keep_alive, directory._decide):
+                tasks.start_soon(task)
             tasks.start_soon(directory._answer)
             tasks.start_soon(directory._follow_sessions)
             tasks.start_soon(directory._end_leases)

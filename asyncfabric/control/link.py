@@ -182,6 +182,11 @@ class Link:
         found = self._table.names.peers.get(peer)
         return found.role if found is not None else ""
 
+    def key_of(self, peer: Identity) -> str:
+        """Return the public key that a peer's session came with; empty without keys, and where there is no session."""
+        found = self._table.names.peers.get(peer)
+        return found.key if found is not None else ""
+
     def statistics(self) -> LinkStatistics:
         """Return what was counted so far."""
         return self._board.statistics()

@@ -63,4 +63,6 @@ def open_log(level: str, form: Form, stream: TextIO | None = None) -> logging.Ha
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(number)
+    if number > logging.DEBUG:
+        logging.getLogger("httpx2").setLevel(max(number, logging.WARNING))  # it has a line for each request of a store
     return handler

@@ -173,12 +173,12 @@ async def open_directory(stage: Stage, link: Link, labels: Mapping[str, str]) ->
 
 
 def directory_address(settings: Settings) -> str:
-    """Return where the directory is; raises StartError when the settings do not name it."""
+    """Return where the directory is, or the directories; raises StartError when the settings do not name it."""
     address = settings.cluster.directory
     if not address:
         raise StartError("cluster.directory is empty: give the link address that `asyncfabric serve directory` prints")
     try:
-        LinkAddress.parse(address)
+        LinkAddress.parse_all(address)
     except ValueError as error:
         raise StartError(f"cluster.directory: {error}") from error
     return address

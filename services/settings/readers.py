@@ -29,7 +29,7 @@ MODEL = (
 
 READERS: Mapping[str, tuple[str, ...]] = {
     "local": (*NODE, *API, *MODEL, "model.name", "cache", "batch", "router"),
-    "directory": (*NODE, *LINK),
+    "directory": (*NODE, *LINK, "directory"),
     "prefill": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.name", "engine", "cache", "batch"),
     "decode": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.name", "engine", "cache", "batch"),
     "router": (

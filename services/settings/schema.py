@@ -1,7 +1,7 @@
 # ruff: noqa: RUF009  # key() returns a dataclasses.field, made anew at each call
 """Every key of the configuration, with its type, default and range: one dataclass of sections. Reads nothing.
 
-At most 46 keys: a test counts. A key is added here when a service reads it, and nowhere else.
+At most 47 keys: a test counts. A key is added here when a service reads it, and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-MOST_KEYS = 46
+MOST_KEYS = 47
 DURATION, SIZE, KEYS = "duration", "size", "keys"
 Duration = Annotated[float, DURATION]
 """Seconds; written `30s`, `250ms`."""
@@ -116,7 +116,9 @@ class RouterSection:
 class ClusterSection:
     """How nodes find and reach each other."""
 
-    directory: str = key("", "link address of the directory, which it prints when it starts")
+    directory: str = key(
+        "", "link address of the directory, which it prints when it starts; of several directories, joined by commas"
+    )
     bind: str = key(
         "ipc",
         "where this node is reached: ipc, ipc:///folder/ (a socket of its own in it), ipc:///folder/name.sock, tcp or "
@@ -129,6 +131,16 @@ class ClusterSection:
         "local", "rails of the fabric, joined by commas: auto, local, tcp, ...; `asyncfabric doctor` lists them"
     )
     patience: Duration = key(10.0, "how long a request waits for a node that can take it", 0, 3600)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySection:
+    """What a directory shares with the others of its cluster."""
+
+    store: str = key(
+        "memory",
+        "where its table is: memory, or what all directories share: etcd://host:port/prefix, torch://host:port",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +202,7 @@ class Settings:
     batch: BatchSection = field(default_factory=BatchSection)
     router: RouterSection = field(default_factory=RouterSection)
     cluster: ClusterSection = field(default_factory=ClusterSection)
+    directory: DirectorySection = field(default_factory=DirectorySection)
     train: TrainSection = field(default_factory=TrainSection)
     weights: WeightsSection = field(default_factory=WeightsSection)
     log: LogSection = field(default_factory=LogSection)

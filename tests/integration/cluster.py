@@ -139,8 +139,8 @@ class Cluster:
             self.started.append(service)
         for service in begun:
             service.receive()
-        if "directory" in names:
-            self.settings |= {"CLUSTER__DIRECTORY": self.nodes["directory"].link}
+        if directories := [name for name in names if name.startswith("directory")]:
+            self.settings |= {"CLUSTER__DIRECTORY": ",".join(self[name].link for name in directories)}
 
     def service(self, name: str, settings: dict[str, str], variables: Mapping[str, str] | None = None) -> Service:
         """Start the process of a node; `variables` of its environment are no settings of ours."""

@@ -43,7 +43,7 @@ class DirectoryJoin:
         """Meet by a directory.
 
         Args:
-            address: of its link, as `asyncfabric serve directory` prints it.
+            address: of its link, as `asyncfabric serve directory` prints it; of several, joined by commas.
             name: distinguishes the meetings of one directory; one training has it at a time.
             host: of rank 0 of the training, as the others reach it; empty for the address that leads to the directory.
             keys: for a directory over tcp with keys.
@@ -52,7 +52,8 @@ class DirectoryJoin:
         Raises:
             TypeError, ValueError: no address of a link, or no name.
         """
-        self._address = LinkAddress.parse(address)
+        self._address, *others = LinkAddress.parse_all(address)
+        self._directories = ",".join(map(str, (self._address, *others)))
         self._name = checked_name("name", name)
         self._host = host
         self._keys = keys
@@ -79,7 +80,7 @@ class DirectoryJoin:
                 keys=self._keys,
                 insecure=self._address.is_tcp and not self._address.key,
             ) as link,
-            DirectoryClient(link, str(self._address)) as directory,
+            DirectoryClient(link, self._directories) as directory,
         ):
             if serves:
                 host = self._host or host_towards(self._address)

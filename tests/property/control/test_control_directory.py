@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncfabric.control.directory import DirectoryTable, DirectoryView, Node, NodeChange
+from asyncfabric.control.directory import Decision, DirectoryTable, DirectoryView, Node, NodeChange
 from asyncfabric.control.messages import Identity
 
 LEASE_NS = 1000
@@ -37,7 +37,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self.table = DirectoryTable(LEASE_NS)
+        self.table, self.settles_ns = DirectoryTable(LEASE_NS), LEASE_NS
         self.view = DirectoryView()
         self.reported: dict[str, Node] = {}
         self.deadlines: dict[Identity, int] = {}
@@ -45,33 +45,38 @@ class Cluster:
     def do(self, step: Step) -> None:
         kind, a, b = step
         who, before = identity(a, b), self.table.epoch
-        changes: list[NodeChange] = []
+        decision = Decision()
         match kind:
             case "register":
-                changes = self.table.register(who, "role", f"at {a}", {}, self.now_ns)
-                if self.table.find(who):
+                decision = self.table.register(who, "role", f"at {a}", {})
+                if not decision.is_empty or self.table.renew(who, self.now_ns):
                     self.deadlines[who] = self.now_ns + LEASE_NS
             case "renew":
                 if self.table.renew(who, self.now_ns):
                     self.deadlines[who] = self.now_ns + LEASE_NS
             case "drain":
-                changes = self.table.drain(who)
+                decision = self.table.drain(who)
             case "leave":
-                changes = self.table.leave(who)
+                decision = self.table.leave(who)
             case "lose":
-                changes = self.table.lose(who, "gone")
+                decision = self.table.lose(who, "gone")
             case "time":
                 self.now_ns += 150 * (a + 1)
-                changes = self.table.expire(self.now_ns)
+                decision = self.table.expire(self.now_ns)
+                assert all(self.deadlines[change.node.identity] <= self.now_ns for change in decision.changes)
+                assert self.table.apply(decision, self.now_ns)
                 assert all(self.deadlines[node.identity] > self.now_ns for node in self.table.nodes.values())
-                assert all(self.deadlines[change.node.identity] <= self.now_ns for change in changes)
+                if self.now_ns >= self.settles_ns:
+                    assert self.table.apply(self.table.settle(), self.now_ns)
+                return
             case "news":
                 self.catch_up()
             case "restart":
-                self.table = DirectoryTable(LEASE_NS, now_ns=self.now_ns)
+                self.table, self.settles_ns = DirectoryTable(LEASE_NS), self.now_ns + LEASE_NS
                 self.take_snapshot()
                 return
-        assert [change.epoch for change in changes] == list(range(before + 1, self.table.epoch + 1)), "DI-1"
+        assert self.table.apply(decision, self.now_ns)
+        assert [change.epoch for change in decision.changes] == list(range(before + 1, self.table.epoch + 1)), "DI-1"
 
     def catch_up(self) -> None:
         changes = self.table.since(self.view.epoch)
@@ -80,11 +85,11 @@ class Cluster:
             self.take_snapshot()
         else:
             self.apply_news(news)
-        if self.table.is_settled(self.now_ns):
+        if self.table.settled:
             self.apply_news(self.view.settle())
 
     def take_snapshot(self) -> None:
-        settled = self.table.is_settled(self.now_ns)
+        settled = self.table.settled
         before = dict(self.view.nodes)
         self.apply_news(self.view.replace(self.table.epoch, self.table.nodes.values(), settled=settled))
         if not settled:
@@ -108,7 +113,7 @@ def test_a_view_that_received_all_equals_the_table(trace: list[Step]) -> None:
     cluster = Cluster()
     for step in trace:
         cluster.do(step)
-    cluster.now_ns = max(cluster.now_ns, cluster.table.settles_ns)
+    cluster.table.apply(cluster.table.settle(), cluster.now_ns)
     cluster.catch_up()
     assert cluster.view.nodes == cluster.table.nodes
     assert len({node.identity.name for node in cluster.view.nodes.values()}) == len(cluster.view.nodes)
@@ -117,7 +122,7 @@ def test_a_view_that_received_all_equals_the_table(trace: list[Step]) -> None:
 def test_who_fell_behind_gets_a_snapshot_and_who_did_not_gets_changes() -> None:
     table = DirectoryTable(LEASE_NS)
     for number in range(2000):
-        table.register(Identity(f"n{number}", 1), "role", "", {}, 0)
+        table.apply(table.register(Identity(f"n{number}", 1), "role", "", {}), 0)
     assert table.since(500) is None and table.since(3000) is None
     assert [change.epoch for change in table.since(1990) or []] == list(range(1991, 2001))
     assert table.since(2000) == [] and len(table.since(2000 - 1024) or []) == 1024
@@ -125,10 +130,11 @@ def test_who_fell_behind_gets_a_snapshot_and_who_did_not_gets_changes() -> None:
 
 def test_a_later_incarnation_replaces_and_an_earlier_one_changes_nothing() -> None:
     table = DirectoryTable(LEASE_NS)
-    table.register(Identity("n", 2), "role", "", {}, 0)
-    assert table.register(Identity("n", 1), "role", "", {}, 0) == []
-    assert table.lose(Identity("n", 1), "late news") == [] and not table.renew(Identity("n", 1), 0)
+    assert table.apply(table.register(Identity("n", 2), "role", "", {}), 0)
+    assert table.register(Identity("n", 1), "role", "", {}).is_empty
+    assert table.lose(Identity("n", 1), "late news").is_empty and not table.renew(Identity("n", 1), 0)
     assert "a role node" in table.objection(Identity("n", 3), "other")
-    assert table.register(Identity("n", 3), "other", "", {}, 0) == []
-    changes = table.register(Identity("n", 3), "role", "", {}, 0)
+    assert table.register(Identity("n", 3), "other", "", {}).is_empty
+    assert table.register(Identity("n", 3), "role", "", {}, key="of another").is_empty
+    changes = table.register(Identity("n", 3), "role", "", {}).changes
     assert [(one.kind, one.node.identity.incarnation) for one in changes] == [("lost", 2), ("joined", 3)]
