@@ -139,6 +139,10 @@ class Membership:
         """Return the ready members of a role, in the order in which `least_loaded` would choose them."""
         return tuple(sorted(self.members(role), key=self._weight))
 
+    def load_of(self, member: Member) -> float:
+        """Return the load that members are compared by: what it stated, and what this node assigned."""
+        return member.load + self._assigned[member.identity]
+
     @contextmanager
     def assigned(self, identity: Identity) -> Iterator[None]:
         """Count one piece of work towards a member's load while the context is open: its own word comes later."""
@@ -155,8 +159,7 @@ class Membership:
         return self._assigned[identity]
 
     def _weight(self, member: Member) -> tuple[float, int, str]:
-        assigned = self._assigned[member.identity]
-        return member.load + assigned, assigned, member.identity.name
+        return self.load_of(member), self._assigned[member.identity], member.identity.name
 
 
 class _Views(AsyncIterator[tuple[Member, ...]]):

@@ -25,6 +25,9 @@ FIELDS_LABEL = "fields"
 ENGINE_LABEL = "engine"
 """Label of a node whose engine is not the reference runner: `vllm`. Prefill and decode of one answer have the same."""
 
+PREFIX_LABEL = "prefix"
+"""Label of a node that keeps keys and values of prompts it computed: tokens of a block, the least that it finds."""
+
 PREFILLER = "prefiller"
 """Name of the actor of a prefill node whose engine is asked by messages."""
 

@@ -17,6 +17,7 @@ from asyncfabric import Fabric, InternalError
 from asyncfabric.kv import KvLayout, KvLease, KvPool, open_pool
 from asyncfabric.observe.metrics import FabricCollector
 from asyncfabric_services.health.metrics import gauge
+from asyncfabric_services.nodes.prefix_cache import PrefixCache
 from asyncfabric_services.nodes.rails import open_rails
 from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.router.local_service import load_named, pages_of
@@ -29,12 +30,13 @@ LOGIT = torch.float32.itemsize
 
 @dataclass(frozen=True, slots=True)
 class PagedModel:
-    """A loaded model, its fabric, its pool and the runner between them."""
+    """A loaded model, its fabric, its pool, the runner between them, and the prompts that stay in the pool's pages."""
 
     loaded: LoadedModel
     fabric: Fabric
     pool: KvPool
     runner: Runner
+    prefixes: PrefixCache
 
 
 class PoolSupply:
@@ -101,18 +103,24 @@ async def open_paged_model(stage: Stage) -> AsyncIterator[PagedModel]:
         open_pool(fabric, layout_of(loaded), pages=pages, contexts=contexts) as pool,
     ):
         FabricCollector(fabric, stage.registry)
-        _measure(pool, stage.registry)
+        prefixes = PrefixCache(pool, keeps=settings.cache.prefixes == "keep")
+        _measure(pool, prefixes, stage.registry)
         try:
             runner = await trio.to_thread.run_sync(Runner, loaded, pool.tensor())
         except ValueError as error:
             raise StartError(f"the model cannot be run: {error}") from error
-        yield PagedModel(loaded, fabric, pool, runner)
+        try:
+            yield PagedModel(loaded, fabric, pool, runner, prefixes)
+        finally:
+            prefixes.clear()
 
 
-def _measure(pool: KvPool, registry: CollectorRegistry) -> None:
+def _measure(pool: KvPool, prefixes: PrefixCache, registry: CollectorRegistry) -> None:
     free = gauge(registry, "kv_free", "pages", "Pages that can be leased.")
     held = gauge(registry, "kv_held", "pages", "Pages that requests hold.")
     quarantined = gauge(registry, "kv_quarantined", "pages", "Pages that wait for proof that nobody writes to them.")
-    free.set_function(lambda: pool.report().free)
-    held.set_function(lambda: pool.report().held)
+    kept = gauge(registry, "kv_prefix", "pages", "Of the free pages, those that keep the beginning of prompts.")
+    free.set_function(lambda: pool.report().free + prefixes.idle)
+    held.set_function(lambda: pool.report().held - prefixes.idle)
+    kept.set_function(lambda: prefixes.idle)
     quarantined.set_function(lambda: pool.report().quarantined)

@@ -76,6 +76,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
             patience=settings.cluster.patience,
             registry=stage.registry,
             spans=stage.spans,
+            by_prefix=settings.router.routing == "prefix",
         )
         limits = Limits(settings.router.default_tokens, settings.router.deadline)
         view = View(

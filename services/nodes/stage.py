@@ -24,7 +24,7 @@ from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.health.condition import Condition, node_name
 from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.router.admission import RequestAdmission
-from asyncfabric_services.router.doorway import doorway_of
+from asyncfabric_services.router.doorway import doorway_of, queueing
 from asyncfabric_services.router.server import StartError, serve_until, set_on_signals
 from asyncfabric_services.settings.schema import Settings
 from asyncfabric_services.telemetry.export import telemetry_of
@@ -87,7 +87,12 @@ async def serve_process(settings: Settings, role: str, opened: Opened, announce:
     except ValueError as error:
         raise StartError(f"node.name: {error}") from None
     telemetry = telemetry_of(condition.name, role)
-    stage = Stage(settings, condition, CollectorRegistry(), RequestAdmission(condition, settings.router.most_requests))
+    admission = (
+        queueing(condition, settings)
+        if role == "router"
+        else RequestAdmission(condition, settings.router.most_requests)
+    )
+    stage = Stage(settings, condition, CollectorRegistry(), admission)
 
     inside = gauge(stage.registry, "node_inside", "requests", "Requests or jobs that this node works on.")
     inside.set_function(lambda: stage.admission.count)

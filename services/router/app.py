@@ -38,7 +38,7 @@ def router_app(
     where requests are recorded.
     """
     spans = spans or SpanRing()
-    meter = RouterMeter(registry, lambda: admission.count)
+    meter = RouterMeter(registry, lambda: admission.count, lambda: admission.waiting)
 
     async def models(_: Request) -> Response:
         return JSONResponse(model_list(backend.models()))

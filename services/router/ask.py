@@ -20,7 +20,8 @@ from asyncfabric_services.runner.sampling import Sampling
 MOST_STOPS, MOST_STOP_CHARACTERS = 4, 1000
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 CHAT, TEXT = ("messages", "max_completion_tokens"), ("prompt",)
-SHARED = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "stream_options")
+SHARED = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "stream_options", "priority")
+PRIORITIES = 100
 NEUTRAL_OF_ANSWERS: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -67,6 +68,7 @@ class Ask:
         stream: whether it is sent piece by piece.
         usage_at_end: whether a stream ends with the counts of tokens.
         stops: strings that end the answer.
+        priority: of its turn, when requests wait; the lower, the earlier.
     """
 
     request: GenerateRequest
@@ -75,6 +77,7 @@ class Ask:
     stream: bool
     usage_at_end: bool
     stops: tuple[str, ...]
+    priority: int = 0
 
 
 def read_ask(raw: bytes, *, chat: bool, cards: Sequence[ServedModel], limits: Limits, deadline_seconds: float) -> Ask:
@@ -124,6 +127,7 @@ def read_ask(raw: bytes, *, chat: bool, cards: Sequence[ServedModel], limits: Li
         stream=stream,
         usage_at_end=field.flag(options or {}, "include_usage"),
         stops=field.strings(body, "stop", MOST_STOPS, MOST_STOP_CHARACTERS),
+        priority=field.integer(body, "priority", -PRIORITIES, PRIORITIES) or 0,
     )
 
 

@@ -1,4 +1,4 @@
-"""A backend over the decode and prefill nodes of a cluster: chooses by load, asks, and asks others when nodes fail.
+"""A backend over the decode and prefill nodes of a cluster: has them chosen, asks, and asks others when nodes fail.
 
 Runs on the event loop, without torch. An answer goes on where a lost node left it: the next one gets the prompt and the
 tokens that came already, and gives the same answer as the lost one would have.
@@ -7,7 +7,7 @@ tokens that came already, and gives the same answer as the lost one would have.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -45,6 +45,8 @@ from asyncfabric_services.router.asked import Asked
 from asyncfabric_services.router.attempts import AnswerTokens, Attempt, Attempts
 from asyncfabric_services.router.backend import Capacity, GenerateRequest, ServedModel
 from asyncfabric_services.router.fault import ApiFault
+from asyncfabric_services.router.routing import Routing
+from asyncfabric_services.runner.prefix import PromptBlocks
 
 MOST_ATTEMPTS = 8
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # before another attempt: the view may lag behind a death
@@ -56,7 +58,8 @@ _log = logging.getLogger(__name__)
 class ClusterBackend:
     """Generates tokens on the nodes that `membership` shows.
 
-    `answers` is the actor behind `attempts`; `patience` is how many seconds a request waits for a node to take it.
+    `answers` is the actor behind `attempts`; `patience` is how many seconds a request waits for a node to take it;
+    `by_prefix` lets a request go where the beginning of its prompt was computed.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class ClusterBackend:
         patience: float,
         registry: CollectorRegistry,
         spans: SpanRing | None = None,
+        by_prefix: bool = True,
     ) -> None:
         self._card = card
         self._node = node
@@ -84,6 +88,8 @@ class ClusterBackend:
         self._most_running = most_running
         self._patience = patience
         self._spans = spans or SpanRing()
+        self._decodes = Routing(membership.load_of, by_prefix=by_prefix)
+        self._prefills = Routing(membership.load_of, by_prefix=by_prefix)
         self._asked: dict[Asked, None] = {}  # in the order in which they came
         for role in ("prefill", "decode"):
             ready = gauge(registry, f"router_{role}", "nodes", f"Ready {role} nodes, as this router sees it.")
@@ -136,12 +142,15 @@ class ClusterBackend:
         lost = set[Identity]()  # asked again when nobody else is there: who was cut off comes back as the same node
         avoided, disliked = set[Identity](), set[Identity]()  # cannot take it; failed once, so others come first
         failure: Exception = BrokenError("nothing was tried")
+        blocks = PromptBlocks(request.prompt)
         for attempts in range(MOST_ATTEMPTS):
             if len(answer.tokens) == request.max_tokens:
                 return  # the node was lost between its last token and its goodbye
             asked.decode = ""
-            decode = await self._chosen_decode(request, lost, avoided, disliked)
-            sources = await self._sources(self._engine_of(decode))
+            decode = await self._chosen_decode(request, blocks, lost, avoided, disliked)
+            self._decodes.chosen(decode, blocks, self._labels("decode"))
+            sources = await self._sources(self._engine_of(decode), blocks)
+            self._prefills.chosen(sources[0][0], blocks, self._labels("prefill"))
             asked.decode, asked.attempts = decode.identity.name, attempts + 1
             asked.sources = tuple(source.identity.name for source, _ in sources)
             try:
@@ -222,7 +231,7 @@ class ClusterBackend:
         return {node.identity for node in self._directory.nodes("decode") if FIELDS_LABEL in node.labels}
 
     def _able(self, request: GenerateRequest, avoided: set[Identity]) -> list[Member]:
-        """Return the ready decode nodes that are not avoided and take the request's fields, the least loaded first."""
+        """Return the ready decode nodes that are not avoided and take the request's fields, by load."""
         free = [member for member in self._membership.by_load("decode") if member.identity not in avoided]
         if request.fields:
             takers = self._takers_of_fields()
@@ -230,51 +239,62 @@ class ClusterBackend:
         return free
 
     async def _chosen_decode(
-        self, request: GenerateRequest, lost: set[Identity], avoided: set[Identity], disliked: set[Identity]
+        self,
+        request: GenerateRequest,
+        blocks: PromptBlocks,
+        lost: set[Identity],
+        avoided: set[Identity],
+        disliked: set[Identity],
     ) -> Member:
-        """Return the least loaded able node that is not avoided; waits for one, then raises ApiFault 503.
+        """Return the first able node in the routing's order that is not avoided; waits for one, then ApiFault 503.
 
         One that is lost is the last choice, and has a moment to leave the view: it may be dead.
         """
         if lost:
             with trio.move_on_after(LONGEST_PAUSE_S):
-                return await self._first_able(request, lost | avoided | disliked, lost | avoided)
+                return await self._first_able(request, blocks, lost | avoided | disliked, lost | avoided)
         with trio.move_on_after(self._patience):
-            return await self._first_able(request, avoided | disliked, avoided)
+            return await self._first_able(request, blocks, avoided | disliked, avoided)
         raise _nobody("decode")
 
-    async def _first_able(self, request: GenerateRequest, *refusals: set[Identity]) -> Member:
+    async def _first_able(self, request: GenerateRequest, blocks: PromptBlocks, *refusals: set[Identity]) -> Member:
         """Wait for an able decode node that the first of these sets does not hold, or else the next set."""
         async for _ in self._membership.views():
             for refused in refusals:
                 if free := self._able(request, refused):
-                    return free[0]
+                    return self._decodes.ordered(free, blocks, self._labels("decode"))[0]
         raise AssertionError("views do not end")
 
-    def _engine_of(self, decode: Member) -> str:
-        labels = [node.labels for node in self._directory.nodes("decode") if node.identity == decode.identity]
-        return labels[0].get(ENGINE_LABEL, "") if labels else ""
+    def _labels(self, role: str) -> dict[Identity, Mapping[str, str]]:
+        """Return labels as the directory's own view has them, which may be ahead of the membership."""
+        return {node.identity: node.labels for node in self._directory.nodes(role)}
 
-    async def _sources(self, engine: str) -> list[tuple[Member, KvLayout | None]]:
-        """Return prefill nodes of an engine with their layouts, the least loaded first.
+    def _engine_of(self, decode: Member) -> str:
+        return self._labels("decode").get(decode.identity, {}).get(ENGINE_LABEL, "")
+
+    async def _sources(self, engine: str, blocks: PromptBlocks) -> list[tuple[Member, KvLayout | None]]:
+        """Return prefill nodes of an engine with their layouts, in the routing's order.
 
         Waits for one, then raises ApiFault 503.
         """
         views = self._membership.views()
         with trio.move_on_after(self._patience):
             async for _ in views:
-                if found := self._readable_sources(engine):
+                if found := self._readable_sources(engine, blocks):
                     return found
         raise _nobody("prefill")
 
-    def _readable_sources(self, engine: str) -> list[tuple[Member, KvLayout | None]]:
-        # The directory's own view may be ahead of the membership: a node that it lost already has no labels here.
-        labels = {node.identity: node.labels for node in self._directory.nodes("prefill")}
+    def _readable_sources(self, engine: str, blocks: PromptBlocks) -> list[tuple[Member, KvLayout | None]]:
+        labels = self._labels("prefill")
+        none: Mapping[str, str] = {}
+        ours = [
+            member
+            for member in self._membership.by_load("prefill")
+            if labels.get(member.identity, none).get(ENGINE_LABEL, "") == engine
+        ]
         found: list[tuple[Member, KvLayout | None]] = []
-        for member in self._membership.by_load("prefill"):
-            its = labels.get(member.identity, {})
-            if its.get(ENGINE_LABEL, "") != engine:
-                continue
+        for member in self._prefills.ordered(ours, blocks, labels):
+            its = labels.get(member.identity, none)  # a node that the directory lost already has none here
             try:
                 layout = None if engine else msgspec.json.decode(its.get(LAYOUT_LABEL, ""), type=KvLayout)
             except UNREADABLE as error:

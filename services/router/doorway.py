@@ -1,7 +1,9 @@
-"""From the settings of a node to where and how its HTTP endpoint listens. Pure."""
+"""From the settings of a node to where and how its HTTP endpoint listens, and who may come in. Pure."""
 
 from __future__ import annotations
 
+from asyncfabric_services.health.condition import Condition
+from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.server import Doorway
 from asyncfabric_services.settings.schema import Settings
 
@@ -15,3 +17,9 @@ def doorway_of(settings: Settings, *, api: bool) -> Doorway:
         return plain
     tls = settings.tls
     return Doorway(http.host, http.port, http.drain, http.stall, names, settings.api.key, tls.certificate, tls.key)
+
+
+def queueing(condition: Condition, settings: Settings) -> RequestAdmission:
+    """Return the admission of a node that answers the API, where requests wait for their turn."""
+    router = settings.router
+    return RequestAdmission(condition, router.most_requests, router.most_waiting, router.longest_wait)

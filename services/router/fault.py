@@ -54,9 +54,9 @@ def _sayable(text: str) -> str:
     return cut.encode(errors="backslashreplace").decode()
 
 
-def overloaded(message: str) -> ApiFault:
+def overloaded(message: str, retry_seconds: int = RETRY_SECONDS) -> ApiFault:
     """Return the answer to a request that is one too many."""
-    return ApiFault(429, message, kind="rate_limit_error", code="overloaded", retry_after=RETRY_SECONDS)
+    return ApiFault(429, message, kind="rate_limit_error", code="overloaded", retry_after=retry_seconds)
 
 
 def not_ready(state: str) -> ApiFault:

@@ -90,9 +90,11 @@ class Generation:
             with self._room.body() as held:
                 ask = await self._read(await read_body(receive, deadline, held), deadline, receive)
             with (
-                self._admission.admit() as place,
+                self._admission.join(ask.priority) as place,
                 self._spans.open_request("request", read_trace(scope), request=ask.request.id) as span,
             ):
+                if not place.turn.is_set():
+                    await self._wait_turn(ask, place, started + deadline, span, receive)
                 trace_context.set(span.context)  # for this call of the application, which is a task of its own
                 send = with_trace(send, span)
                 status = await self._answer(ask, place, started + deadline, span, receive, send)
@@ -122,6 +124,18 @@ class Generation:
             return read()
         limiter = self._middle if len(body) <= MIDDLE_BODY_BYTES else self._long
         return await unless_gone(receive, partial(trio.to_thread.run_sync, read, limiter=limiter))
+
+    async def _wait_turn(
+        self, ask: Ask, place: AdmittedPlace, deadline: float, span: OpenSpan, receive: Receive
+    ) -> None:
+        began = trio.current_time()
+        try:
+            with trio.move_on_at(deadline) as in_time, self._spans.open("wait for a turn", span.context):
+                await unless_gone(receive, partial(self._admission.wait_turn, place))
+        finally:
+            self._meter.waited(ask.priority, trio.current_time() - began)
+        if in_time.cancelled_caught:
+            raise deadline_passed(ask.request.deadline_seconds, 0)
 
     async def _refuse(self, fault: ApiFault, scope: Scope, receive: Receive, send: Send) -> None:
         await JSONResponse(fault.plain(), fault.status, fault.headers())(scope, receive, send)
@@ -187,6 +201,8 @@ class Generation:
                 if outcome.fault is None:
                     _log.exception("request %s failed", ask.request.id)
                     outcome.fault = ApiFault(500, "the server failed; its log states why", kind="server_error")
+                if outcome.fault.status == 429:
+                    outcome.fault.retry_after = self._admission.retry_seconds()
             if place.scope.cancelled_caught and not outcome.finish:
                 late = deadline_passed(ask.request.deadline_seconds, spoken.tokens)
                 outcome.fault = drained() if place.cut_off else late

@@ -11,10 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from asyncfabric.observe.spans import SpanRing
 from asyncfabric_services.health.condition import Condition, node_name
-from asyncfabric_services.router.admission import RequestAdmission
 from asyncfabric_services.router.app import router_app
 from asyncfabric_services.router.ask import Limits
-from asyncfabric_services.router.doorway import doorway_of
+from asyncfabric_services.router.doorway import doorway_of, queueing
 from asyncfabric_services.router.local_backend import LocalLimits, open_local_backend
 from asyncfabric_services.router.server import StartError, serve_until, set_on_signals
 from asyncfabric_services.runner.model import LoadedModel, ModelChoice, load_model
@@ -82,7 +81,7 @@ async def serve(settings: Settings, announce: Callable[[Mapping[str, str]], None
             open_local_backend(loaded, limits, registry) as backend,
             telemetry.exporting(spans, registry),
         ):
-            admission = RequestAdmission(condition, settings.router.most_requests)
+            admission = queueing(condition, settings)
             app = router_app(
                 backend,
                 admission,

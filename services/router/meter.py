@@ -10,11 +10,13 @@ from asyncfabric_services.health.metrics import BoundedCounter, gauge, histogram
 
 STATUSES = ("200", "400", "404", "408", "413", "429", "499", "500", "502", "503", "504")
 
+PRIORITIES = ("above", "default", "below")
+
 
 class RouterMeter:
-    """Registers a router's metrics in `registry`; `inside` returns how many requests are being answered."""
+    """Registers a router's metrics in `registry`; `inside` and `waiting` count the requests that are, and that wait."""
 
-    def __init__(self, registry: CollectorRegistry, inside: Callable[[], int]) -> None:
+    def __init__(self, registry: CollectorRegistry, inside: Callable[[], int], waiting: Callable[[], int]) -> None:
         self._requests = BoundedCounter(
             registry, "router", "requests_total", "Requests.", endpoint=("chat", "completions"), status=STATUSES
         )
@@ -22,11 +24,24 @@ class RouterMeter:
         self._first = histogram(registry, "router_first_token", "seconds", "From the request to its first token.")
         self._tokens = BoundedCounter(registry, "router", "tokens_total", "Tokens.", kind=("prompt", "answer"))
         gauge(registry, "router_inside", "requests", "Requests being answered.").set_function(inside)
+        gauge(registry, "router_waiting", "requests", "Requests that wait for their turn.").set_function(waiting)
+        self._waited = BoundedCounter(
+            registry, "router_waited", "requests_total", "Requests that waited for their turn.", priority=PRIORITIES
+        )
+        self._waits = BoundedCounter(
+            registry, "router_waited", "seconds_total", "How long requests waited for their turn.", priority=PRIORITIES
+        )
 
     def answered(self, endpoint: str, status: int, seconds: float) -> None:
         """Count one request; 499 stands for a client that left."""
         self._requests.add(endpoint=endpoint, status=str(status))
         self._seconds.observe(seconds)
+
+    def waited(self, priority: int, seconds: float) -> None:
+        """Count a request that waited for its turn, whether that came or not; priorities below 0 come first."""
+        name = PRIORITIES[(priority > 0) - (priority < 0) + 1]
+        self._waited.add(priority=name)
+        self._waits.add(seconds, priority=name)
 
     def first_token(self, seconds: float) -> None:
         """Record the time to the first token."""

@@ -13,6 +13,8 @@ from asyncfabric_services.settings.keys import Key, all_keys
 NODE = ("node", "http", "log")
 API = ("api", "tls")
 INSIDE = ("router.most_requests",)
+ANSWERS = (*INSIDE, "router.most_waiting", "router.longest_wait", "router.default_tokens", "router.deadline")
+PAGES = ("cache.memory", "cache.page_tokens")
 LINK = ("cluster.bind", "cluster.advertise", "cluster.keys", "cluster.plain_tcp")
 MEMBER = ("cluster.directory", *LINK)
 FABRIC = (*MEMBER, "cluster.rails")
@@ -28,7 +30,7 @@ MODEL = (
 )
 
 READERS: Mapping[str, tuple[str, ...]] = {
-    "local": (*NODE, *API, *MODEL, "model.name", "cache", "batch", "router"),
+    "local": (*NODE, *API, *MODEL, "model.name", *PAGES, "batch", *ANSWERS),
     "directory": (*NODE, *LINK, "directory"),
     "prefill": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.name", "engine", "cache", "batch"),
     "decode": (*NODE, *INSIDE, *FABRIC, *MODEL, "model.name", "engine", "cache", "batch"),

@@ -1,7 +1,7 @@
 # ruff: noqa: RUF009  # key() returns a dataclasses.field, made anew at each call
 """Every key of the configuration, with its type, default and range: one dataclass of sections. Reads nothing.
 
-At most 47 keys: a test counts. A key is added here when a service reads it, and nowhere else.
+At most 51 keys: a test counts. A key is added here when a service reads it, and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-MOST_KEYS = 47
+MOST_KEYS = 51
 DURATION, SIZE, KEYS = "duration", "size", "keys"
 Duration = Annotated[float, DURATION]
 """Seconds; written `30s`, `250ms`."""
@@ -92,6 +92,9 @@ class CacheSection:
 
     memory: Size = key(256 << 20, "memory for pages", 1)
     page_tokens: int = key(16, "tokens of one page", 1, 1024)
+    prefixes: Literal["keep", "drop"] = key(
+        "keep", "pages of computed prompts: keep them while there is room, for prompts that begin alike, or drop them"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,12 @@ class BatchSection:
 class RouterSection:
     """What the router allows."""
 
-    most_requests: int = key(512, "requests inside; one more is answered 429", 1, 1 << 16)
+    most_requests: int = key(512, "requests that are being answered; others wait", 1, 1 << 16)
+    most_waiting: int = key(256, "requests that wait; one more is answered 429", 0, 1 << 16)
+    longest_wait: Duration = key(30.0, "a request that waits longer is answered 429", 0.001, 86400)
+    routing: Literal["prefix", "load"] = key(
+        "prefix", "prefix: to the node that computed the beginning of a prompt, unless it is overloaded; load: never"
+    )
     default_tokens: int = key(256, "tokens of an answer when the request does not set them", 1, 1 << 20)
     deadline: Duration = key(120.0, "longest time of a request; a header can shorten it", 0.001, 86400)
 

@@ -33,10 +33,16 @@ class Asker:
 
     async def tokens(self, prompt: Sequence[int], count: int) -> list[int]:
         """Return the tokens of a greedy answer."""
+        return (await self.answer(prompt, count))[0]
+
+    async def answer(self, prompt: Sequence[int], count: int) -> tuple[list[int], str]:
+        """Return the tokens of a greedy answer, and the prefill node that was asked first."""
         self._asked += 1
         request = GenerateRequest(f"r{self._asked}", "one", tuple(prompt), count, Sampling(), DEADLINE)
         async with self._backend.generate(request) as tokens:
-            return [token async for token in tokens]
+            answer = [token async for token in tokens]
+            (asked,) = (one for one in self._backend.asked() if one.request is request)
+            return answer, asked.sources[0]
 
     async def crowd(self, prompts: Sequence[Sequence[int]], count: int, together: int) -> list[list[int]]:
         """Ask for all prompts, so many at a time; returns the answers in the order of the prompts."""
@@ -54,7 +60,7 @@ class Asker:
 
 
 @asynccontextmanager
-async def open_asker(ipc_folder: str, directory_address: str) -> AsyncIterator[Asker]:
+async def open_asker(ipc_folder: str, directory_address: str, *, by_prefix: bool = True) -> AsyncIterator[Asker]:
     """Join a cluster of this host as a router does."""
     attempts, membership = Attempts(), Membership()
 
@@ -77,6 +83,7 @@ async def open_asker(ipc_folder: str, directory_address: str) -> AsyncIterator[A
             most_running=64,
             patience=60.0,
             registry=CollectorRegistry(),
+            by_prefix=by_prefix,
         )
         yield Asker(backend, membership)
         nursery.cancel_scope.cancel()

@@ -144,11 +144,17 @@ async def receive_all(stream: trio.SocketStream) -> bytes:
 
 @asynccontextmanager
 async def open_site(
-    *, most_requests: int = 8, deadline: float = 30.0, drain: float = 10.0, stall: float = 10.0
+    *,
+    most_requests: int = 8,
+    most_waiting: int = 0,
+    longest_wait: float = 30.0,
+    deadline: float = 30.0,
+    drain: float = 10.0,
+    stall: float = 10.0,
 ) -> AsyncIterator[Site]:
     """Run a router; at the end of the scope it must drain by itself, with nobody left inside."""
     backend, condition, registry = ScriptedBackend(), Condition("here", "router"), CollectorRegistry()
-    admission = RequestAdmission(condition, most_requests)
+    admission = RequestAdmission(condition, most_requests, most_waiting, longest_wait)
     app = router_app(backend, admission, condition, registry, Limits(16, deadline))
     async with trio.open_nursery() as nursery:
         send, listening = trio.open_memory_channel[str](1)

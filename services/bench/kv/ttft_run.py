@@ -44,6 +44,7 @@ class Serving:
             "model.hidden": str(self.hidden),
             "model.max_tokens": str(longest + self.page_tokens),
             "cache.page_tokens": str(self.page_tokens),
+            "cache.prefixes": "drop",  # each prompt is computed whole
             "cache.memory": str(token_bytes * (longest + 2 * self.page_tokens)),
             "batch.chunk_tokens": str(self.chunk_tokens),
             "batch.most_waiting": "1",

@@ -17,7 +17,7 @@ from asyncfabric.integrations.rails_variable import SECRET_VARIABLE
 from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.health.view import View
 from asyncfabric_services.nodes.link_rows import link_rows
-from asyncfabric_services.nodes.messages import ENGINE_LABEL, FIELDS_LABEL
+from asyncfabric_services.nodes.messages import ENGINE_LABEL, FIELDS_LABEL, PREFIX_LABEL
 from asyncfabric_services.nodes.names import NodeNames
 from asyncfabric_services.nodes.stage import Stage
 from asyncfabric_services.nodes.vllm.arguments import engine_arguments
@@ -35,7 +35,11 @@ class VllmNode:
         self.host = host
         self.transfers = transfers
         self.waits = Waits()
-        self.labels: Mapping[str, str] = labels_of() | {ENGINE_LABEL: "vllm", FIELDS_LABEL: "any"}
+        labels = labels_of() | {ENGINE_LABEL: "vllm", FIELDS_LABEL: "any"}
+        cache = host.engine.vllm_config.cache_config
+        if cache.enable_prefix_caching:
+            labels[PREFIX_LABEL] = str(cache.block_size)
+        self.labels: Mapping[str, str] = labels
         self.fabric: Fabric | None = None  # each worker of vLLM has one, in its process
 
     def view(self, link: Link, names: NodeNames) -> View:

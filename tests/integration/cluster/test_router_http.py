@@ -281,6 +281,52 @@ async def test_one_request_too_many_is_429_and_the_next_is_welcome() -> None:
         assert (await with_client(site, complete(max_tokens=3))).choices[0].text == TEXT[:3]
 
 
+async def test_those_who_wait_come_by_priority_and_one_too_many_is_429() -> None:
+    """A client that leaves while it waits leaves the queue; one whose deadline passes there is answered so."""
+    async with open_site(most_requests=1, most_waiting=4) as site, trio.open_nursery() as nursery:
+        site.backend.permits = 0
+        answered: list[str] = []
+
+        async def ask(prompt: str, priority: int | None, *headers: str) -> None:
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": 2} | ({"priority": priority} if priority else {})
+            async with await site.post("/v1/completions", body, "connection: close", *headers) as stream:
+                answered.append(f"{prompt} {(await receive_all(stream)).split()[1].decode()}")
+
+        for count, (prompt, priority, *headers) in enumerate(
+            [("inside", 9), ("late", 0, "x-asyncfabric-deadline: 300ms"), ("last", 5), ("middle", None)]
+        ):
+            nursery.start_soon(ask, prompt, priority, *headers)
+            await site.until(lambda seen=count: site.admission.count + site.admission.waiting == seen + 1)
+        leaving = await site.post("/v1/completions", {"model": "tiny", "prompt": "x", "priority": -50})
+        await site.until(lambda: site.admission.waiting == 4)
+        busy = await refused(site, complete())
+        assert isinstance(busy, openai.RateLimitError) and busy.response.headers["retry-after"] == "1"
+        await leaving.aclose()
+        await site.until(lambda: site.admission.waiting == 2)
+        assert answered == ["late 504"]
+        nursery.start_soon(ask, "first", -100)
+        await site.until(lambda: site.admission.waiting == 3)
+        assert samples(site)["asyncfabric_router_waiting_requests"] == 3
+        assert len(site.backend.inside) == 1
+        site.backend.permit(100)
+        await site.until(lambda: len(answered) == 5)
+        assert answered[1:] == ["inside 200", "first 200", "middle 200", "last 200"]
+        waited = {
+            name: samples(site)[f"asyncfabric_router_waited_requests_total {name}"] for name in ("above", "default")
+        }
+        assert waited == {"above": 2, "default": 2}
+        assert samples(site)["asyncfabric_router_waited_seconds_total default"] > 0.2
+        wrong = await refused(site, complete(extra_body={"priority": 101}))
+        assert (wrong.status_code, wrong.param) == (400, "priority")
+
+
+async def test_what_a_backend_refuses_as_too_much_is_429_with_the_rate_of_the_queue() -> None:
+    async with open_site(most_requests=1, most_waiting=4) as site:
+        site.backend.refusal = BusyError("busy by script")
+        busy = await refused(site, complete())
+        assert (busy.status_code, busy.response.headers["retry-after"]) == (429, "1")
+
+
 async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones() -> None:
     async with open_site() as site:
         site.backend.permits = 0

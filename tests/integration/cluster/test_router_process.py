@@ -77,8 +77,32 @@ def serve(**settings: str) -> Iterator[Server]:
         child.communicate()
 
 
-def text_of(client: Any, prompt: str, count: int) -> str:
-    answer = client.completions.create(model="asyncfabric-random", prompt=prompt, max_tokens=count, temperature=0)
+def test_requests_wait_in_order_and_one_too_many_is_asked_to_come_back() -> None:
+    """A router that answers one at a time: three wait, by priority, and Retry-After follows how fast others leave."""
+    limits = {"ROUTER__MOST_REQUESTS": "1", "ROUTER__MOST_WAITING": "3"}
+    with serve(**limits) as server, server.client() as client, ThreadPoolExecutor(5) as threads:
+        ended: list[str] = []
+
+        def ask(name: str, priority: int, tokens: int) -> None:
+            text_of(client, name, tokens, extra_body={"priority": priority})
+            ended.append(name)
+
+        asked = [threads.submit(ask, "inside", 0, 400)]
+        server.until_metric("asyncfabric_router_inside_requests", 1)
+        for waiting, (name, priority) in enumerate((("second", 0), ("third", 60), ("first", -60)), 1):
+            asked.append(threads.submit(ask, name, priority, 4))
+            server.until_metric("asyncfabric_router_waiting_requests", waiting)
+        with pytest.raises(openai.RateLimitError) as busy:
+            text_of(client, "one too many", 4)
+        assert 1 <= int(busy.value.response.headers["retry-after"]) <= 60
+        for one in asked:
+            one.result(PATIENCE)
+        assert ended == ["inside", "first", "second", "third"]
+
+
+def text_of(client: Any, prompt: str, count: int, **more: Any) -> str:
+    ask = {"model": "asyncfabric-random", "prompt": prompt, "max_tokens": count, "temperature": 0} | more
+    answer = client.completions.create(**ask)
     return str(answer.choices[0].text)
 
 

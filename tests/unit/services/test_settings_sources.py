@@ -100,7 +100,7 @@ def test_variables_of_the_engine_and_the_tests_are_no_settings() -> None:
 
 def test_there_are_few_keys_and_each_is_explained_once() -> None:
     keys = all_keys()
-    assert 20 <= len(keys) <= MOST_KEYS == 47
+    assert 20 <= len(keys) <= MOST_KEYS == 51
     assert all(len(key.text) > 5 for key in keys.values())
     assert len({key.flag for key in keys.values()}) == len({key.variable for key in keys.values()}) == len(keys)
     for key in keys.values():  # a default that its own range refuses could not be written down
