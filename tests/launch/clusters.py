@@ -27,6 +27,7 @@ from asyncfabric_services.runner.model import ModelChoice
 
 MODEL = "kills"
 SHAPE = {"layers": 2, "hidden": 64, "query_heads": 4, "kv_heads": 2}
+# Nodes of two kinds of resources: under Slurm a heterogeneous job.
 FILE = """\
 name = "kills"
 [settings]
@@ -42,7 +43,7 @@ settings.http.port = {port}
 count = 2
 [nodes.decode]
 count = 2
-{resources}
+resources = {{ cpus = 2 }}
 [launcher.local]
 restarts = 100
 """
@@ -54,10 +55,10 @@ LOOK_S = 0.1
 PATIENCE_S = 240.0
 
 
-def write_file(folder: Path, *, resources: str = "") -> tuple[Path, str]:
+def write_file(folder: Path) -> tuple[Path, str]:
     """Write the file of the cluster; return it and the HTTP address of its router."""
     file, port = folder / "cluster.toml", free_port()
-    file.write_text(FILE.format(model=MODEL, port=port, resources=resources))
+    file.write_text(FILE.format(model=MODEL, port=port))
     return file, f"http://127.0.0.1:{port}"
 
 

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from clusters import processes_of
 
+from asyncfabric_services.cli import asyncfabric
 from asyncfabric_services.launch.record import load_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -46,18 +48,20 @@ class Shell:
         self.folder = base / "state" / "asyncfabric" / "small"
         self.file = base / "cluster.toml"
         self.file.write_text(FILE.format(restarts=restarts, routers=routers, more=more))
-        self.environment = {**os.environ, "XDG_STATE_HOME": str(base / "state")}
+        self.environment = {"XDG_STATE_HOME": str(base / "state")}
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-P", "-m", "asyncfabric_services", *arguments]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=PATIENCE)
+    def run(self, *arguments: str) -> Result:
+        """Run a command in this process, which is another one than the cluster's."""
+        return CliRunner().invoke(asyncfabric, arguments, env=self.environment)
 
     def up(self, *options: str) -> subprocess.CompletedProcess[str]:
-        return self.run("up", str(self.file), "--launcher", "local", *options)
+        command = [sys.executable, "-P", "-m", "asyncfabric_services", "up", str(self.file), *options]
+        environment = {**os.environ, **self.environment}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
     def rows(self) -> dict[str, dict[str, Any]]:
         done = self.run("status", "--json")
-        assert done.returncode == 0, done.stderr
+        assert done.exit_code == 0, done.output
         return {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
 
     def until(self, accepted: Callable[[dict[str, dict[str, Any]]], bool]) -> dict[str, dict[str, Any]]:
@@ -91,24 +95,24 @@ def test_other_shells_look_scale_drain_and_end_it(short: Path) -> None:
             "directory-0": "ready",
             "router-0": "ready",
         }
-        again = shell.up("--detach")
-        assert again.returncode == 2
+        again = shell.run("up", str(shell.file))
+        assert again.exit_code == 2
         assert "small runs already" in again.stderr
         assert shell.run("scale", "router=2").stdout == "router: 2\n"
         assert load_record(shell.folder).spec.nodes["router"].count == 2
         rows = shell.until(lambda rows: rows.get("router-1", {}).get("state") == "ready")
         assert rows["router-1"]["http"] != rows["router-0"]["http"]
         wrong = shell.run("scale", "small", "routr=2")
-        assert wrong.returncode == 2
+        assert wrong.exit_code == 2
         assert "small has no group 'routr'; did you mean router?" in wrong.stderr
         assert "small has no node 'router-7'" in shell.run("drain", "router-7").stderr
         assert shell.run("drain", "router-0").stdout == "router-0 ended\n"
         assert set(shell.rows()) == {"directory-0", "router-1"}
-        assert shell.run("scale", "router=1").returncode == 0  # the number names a node: 0 starts, 1 ends
+        assert shell.run("scale", "router=1").exit_code == 0  # the number names a node: 0 starts, 1 ends
         assert set(shell.rows()) == {"directory-0", "router-0"}
         assert shell.run("down").stdout == "small is down\n"
         assert not processes_of(shell.folder, "directory-0") | processes_of(shell.folder, "router-0")
-        assert shell.run("status").returncode == 3
+        assert shell.run("status").exit_code == 3
 
 
 def test_nodes_that_die_come_back_where_they_are_looked_for_and_not_for_ever(short: Path) -> None:
@@ -132,7 +136,7 @@ def test_a_supervisor_that_is_killed_takes_its_nodes_along_and_leaves_nothing_in
         while any(b"serve" in _arguments(Path(f"/proc/{node}")) for node in nodes):
             assert time.monotonic() < deadline
         done = shell.run("status")
-        assert done.returncode == 3
+        assert done.exit_code == 3
         assert "the process that held small is gone" in done.stderr
         assert shell.up("--detach").returncode == 0
 
@@ -144,13 +148,15 @@ def test_a_node_that_cannot_start_ends_it_with_its_log(short: Path) -> None:
     assert "node router-0 did not start" in done.stderr
     assert "log.level (environment ASYNCFABRIC_LOG__LEVEL): expected one of debug, info" in done.stderr
     assert not processes_of(shell.folder, "directory-0")
-    assert shell.run("status").returncode == 3
+    assert shell.run("status").exit_code == 3
 
 
 def test_ctrl_c_drains_and_ends_it(short: Path) -> None:
     shell = Shell(short)
     command = [sys.executable, "-P", "-m", "asyncfabric_services", "up", str(shell.file)]
-    with subprocess.Popen(command, env=shell.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as held:
+    with subprocess.Popen(
+        command, env={**os.environ, **shell.environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as held:
         assert held.stdout is not None and held.stderr is not None
         assert b"2 nodes ready" in held.stdout.readline()
         held.send_signal(signal.SIGINT)
