@@ -41,13 +41,15 @@ TELL = re.compile(
     re.VERBOSE,
 )
 """Where `tell` is the word of actors: to send without waiting for an answer."""
+PROGRAM = re.compile(r"\bHelm\b|\bhelm (?=install|template)|--print helm|[\"']helm[\"']|\bhelm(?=[_-]python)")
+"""Where Helm is the program of that name: in prose, in its command, and among what is printed."""
 PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 def replaced_words(text: str) -> Iterator[tuple[int, str]]:
     """Yield line and word, where a word of the table is a part of a name or stands by itself."""
     for number, line in enumerate(text.splitlines(), 1):
-        for part in PARTS.findall(TELL.sub("", line)):
+        for part in PARTS.findall(PROGRAM.sub("", TELL.sub("", line))):
             word = part.lower()
             if word in INSTEAD or word.removesuffix("s") in INSTEAD:
                 yield number, word
@@ -76,6 +78,11 @@ def test_the_check_lets_longer_words_be() -> None:
 def test_the_check_finds_messages_that_talk() -> None:
     for text in ("it is told apart", "verdict_told", "kMostSayings", "heard_ns", "cannot tell why", "watchers.tell"):
         assert list(replaced_words(text)), text
+
+
+def test_the_check_knows_the_program() -> None:
+    assert not list(replaced_words("Helm renders it: `up --print helm`, then helm install; from helm_python.chart"))
+    assert list(replaced_words("the helm is held"))
 
 
 def test_the_check_knows_the_actors_word() -> None:

@@ -171,7 +171,7 @@ def test_other_settings_are_other_pods() -> None:
         assert templates[0] != templates[1]
 
 
-def test_helm_renders_the_chart_to_the_very_objects(tmp_path: Path) -> None:
+def test_the_chart_renders_to_the_very_objects(tmp_path: Path) -> None:
     folder = written(chart_files(cluster(), FILE), tmp_path / "chart")
     rendered = [yaml.safe_load(text) for text in Chart.load(folder).render().values()]
     assert named(rendered) == named(cluster_objects(cluster()))
