@@ -14,6 +14,7 @@ from pathlib import Path
 
 import slurm
 import trio
+from raylets import open_raylets
 
 from asyncfabric_services.demo.cluster.load import LoadRequest
 from asyncfabric_services.demo.cluster.one_process import OneProcess
@@ -148,8 +149,23 @@ async def _torchrun(file: Path, folder: Path) -> AsyncIterator[None]:
             await process.wait()
 
 
+@asynccontextmanager
+async def _ray(file: Path, folder: Path) -> AsyncIterator[None]:
+    with open_raylets(folder) as address:
+        command = _up(file, "--launcher", "ray", "--folder", str(folder))
+        environment = {**os.environ, "RAY_ADDRESS": address}
+        process = await trio.lowlevel.open_process(command, env=environment, stdout=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            process.terminate()
+            with trio.CancelScope(shield=True):
+                await process.wait()
+
+
 STARTERS: dict[str, Callable[[Path, Path], AbstractAsyncContextManager[None]]] = {
     "local": _local,
+    "ray": _ray,
     "slurm": _slurm,
     "torchrun": _torchrun,
 }

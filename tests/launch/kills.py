@@ -1,4 +1,4 @@
-"""Kills nodes of a cluster under load, one after the other: `kills.py --launcher local|slurm|torchrun --kills 50`.
+"""Kills nodes of a cluster under load, one after the other: `kills.py --launcher local|ray|slurm|torchrun --kills 50`.
 
 Each node that is killed (any role) is started again by what launched it. Ends with a table and, with --json, an object.
 Exit status 0: no wrong answer, and full strength after each kill. On trio.

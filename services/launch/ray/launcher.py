@@ -23,8 +23,8 @@ from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.launch.cluster import stop_all
 from asyncfabric_services.launch.launcher import LaunchedNode
 from asyncfabric_services.launch.plan import NodePlan, plan_nodes
+from asyncfabric_services.launch.ray.addresses import ClusterAddresses
 from asyncfabric_services.launch.ray.node_actor import NodeActor
-from asyncfabric_services.launch.ray.places import Places
 from asyncfabric_services.launch.record import ClusterRecord, make_folder
 from asyncfabric_services.launch.spec import ClusterSpec, Resources
 
@@ -57,7 +57,7 @@ class RayLauncher:
         self._options = spec.launcher_section("ray", RayOptions)
         self._key = key
         self._bundles = bundles
-        self._places = Places(spec.name)
+        self._addresses = ClusterAddresses(spec.name)
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -122,7 +122,7 @@ class RayLauncher:
         with trio.CancelScope(shield=True):
             await stop_all(self)
             await _in_thread(self._remove_group)
-            self._places.clear()
+            self._addresses.clear()
 
     def _look(self) -> list[LaunchedNode]:
         names = ray.util.list_named_actors()
@@ -138,7 +138,7 @@ class RayLauncher:
 
     def _away(self, name: str) -> LaunchedNode:
         group = name.rpartition("-")[0]
-        restarts = int(self._places.get(f"restarts/{name}") or 1) - 1
+        restarts = int(self._addresses.get(f"restarts/{name}") or 1) - 1
         reason = "its actor does not answer: Ray is starting it, or waits for a host for it; see `ray status`"
         return LaunchedNode(name, group, self._spec.role_of(group), "restarting", restarts=restarts, reason=reason)
 

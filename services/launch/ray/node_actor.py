@@ -21,7 +21,7 @@ import ray
 from asyncfabric_services.launch.launcher import LaunchedNode, NodeState
 from asyncfabric_services.launch.local_node import PROGRAM
 from asyncfabric_services.launch.plan import NodePlan
-from asyncfabric_services.launch.ray.places import Places
+from asyncfabric_services.launch.ray.addresses import ClusterAddresses
 from asyncfabric_services.settings.keys import all_keys
 from asyncfabric_services.settings.sources import PREFIX, load_settings
 
@@ -29,6 +29,7 @@ DIRECTORY = "directory"
 LOOK_SECONDS = 0.5
 AGAIN_SECONDS = 2.0
 END_SECONDS = 10.0
+READ_SECONDS = 1.0
 LOG_LINES = 20
 BIND, KEYS, RAILS = (all_keys()[f"cluster.{name}"].variable for name in ("bind", "keys", "rails"))
 
@@ -50,11 +51,11 @@ class NodeActor:
     """
 
     def __init__(self, cluster: str, plan: NodePlan, key: str) -> None:
-        self._places = Places(cluster)
+        self._addresses = ClusterAddresses(cluster)
         self._plan = plan
         self._key = key
         self._host = ray.util.get_node_ip_address()
-        self._restarts = self._places.count(f"restarts/{plan.name}")
+        self._restarts = self._addresses.count(f"restarts/{plan.name}")
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._child: subprocess.Popen[str] | None = None
         self._announced = Announced("", "")
@@ -89,8 +90,9 @@ class NodeActor:
             self._log.append(f"{type(error).__name__}: {error}")
         if self._ending:
             return
-        if self._announced.link or self._restarts:
-            time.sleep(0.0 if self._announced.link else AGAIN_SECONDS)
+        if self._settled.is_set() or self._restarts:
+            if not self._announced.link:
+                time.sleep(AGAIN_SECONDS)
             os._exit(1)  # Ray starts the actor again, here or elsewhere
         self._reason = "\n".join(self._log) or "it ended without a word"
         self._settled.set()
@@ -98,29 +100,37 @@ class NodeActor:
     def _run(self, directory: str) -> bool:
         """Run the node until it ends; return whether it was ended because the directory is elsewhere now."""
         plan = self._plan.joined(directory)
+        self._announced = Announced("", "")
         child = self._child = self._spawn(plan)
         if self._ending:
             child.terminate()
-        assert child.stdout is not None and child.stderr is not None
-        threading.Thread(target=self._forward, args=(child.stderr,), daemon=True).start()
-        line = child.stdout.readline()
-        if line:
-            self._announced = msgspec.json.decode(line, type=Announced)
-            if plan.role == DIRECTORY:
-                self._places.put(DIRECTORY, self._announced.link)
-            self._settled.set()
+        readers = [threading.Thread(target=one, args=(child,), daemon=True) for one in (self._forward, self._announce)]
+        for reader in readers:
+            reader.start()
         while child.poll() is None:
             time.sleep(LOOK_SECONDS)
-            if directory and self._places.get(DIRECTORY) not in ("", directory):
+            # Also before it listens: it waits for the directory, and may have begun with the address of one that died.
+            if directory and self._addresses.get(DIRECTORY) not in ("", directory):
                 self._end()
                 return not self._ending
+        for reader in readers:
+            reader.join(READ_SECONDS)
         return False
+
+    def _announce(self, child: subprocess.Popen[str]) -> None:
+        """Take the line that a node prints when it listens."""
+        assert child.stdout is not None
+        if line := child.stdout.readline():
+            self._announced = msgspec.json.decode(line, type=Announced)
+            if self._plan.role == DIRECTORY:
+                self._addresses.put(DIRECTORY, self._announced.link)
+            self._settled.set()
 
     def _directory(self) -> str:
         """Return the link address of the directory, once there is one; "" for the directory itself."""
         if self._plan.role == DIRECTORY:
             return ""
-        while not (address := self._places.get(DIRECTORY)):
+        while not (address := self._addresses.get(DIRECTORY)):
             time.sleep(LOOK_SECONDS)
         return address
 
@@ -150,21 +160,22 @@ class NodeActor:
                 os.close(handle)
 
     def _port(self) -> int:
-        return self._places.port_at(DIRECTORY, self._host) if self._plan.role == DIRECTORY else 0
+        return self._addresses.port_at(DIRECTORY, self._host) if self._plan.role == DIRECTORY else 0
 
     def _meeting(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return where the ranks of a training meet: rank 0 chooses it, the others wait for its choice."""
         place = f"ranks/{self._plan.group}"
         if variables["RANK"] == "0":
-            self._places.put(place, f"{self._host}:{self._places.port_at(place, self._host)}")
-        while not (address := self._places.get(place)):
+            self._addresses.put(place, f"{self._host}:{self._addresses.port_at(place, self._host)}")
+        while not (address := self._addresses.get(place)):
             time.sleep(LOOK_SECONDS)
         host, _, port = address.rpartition(":")
         return {"MASTER_ADDR": host, "MASTER_PORT": port}
 
-    def _forward(self, lines: Mapping[str, str]) -> None:
+    def _forward(self, child: subprocess.Popen[str]) -> None:
         """Pass what the node logs on to Ray, which keeps the logs of its workers."""
-        for line in lines:
+        assert child.stderr is not None
+        for line in child.stderr:
             self._log.append(line.rstrip())
             print(f"{self._plan.name}: {line}", end="", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""Runs scenarios that a test asks for: the line {"do": NAME} is answered by {"ok": true, ...} or {"error": TEXT}."""
+"""Runs scenarios that a test asks for: {"do": NAME, ...} is answered by {"ok": true, ...} or {"error": TEXT}."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def serve(cluster: AbstractContextManager[object], folder: str) -> None:
         print(json.dumps({"ok": True, "folder": folder}), file=answers, flush=True)
         for line in sys.stdin:
             try:
-                answer = {"ok": True, **getattr(scenarios, json.loads(line)["do"])()}
+                asked = json.loads(line)
+                answer = {"ok": True, **getattr(scenarios, asked.pop("do"))(**asked)}
             except Exception:
                 answer = {"error": traceback.format_exc()}
             print(json.dumps(answer), file=answers, flush=True)

@@ -13,7 +13,7 @@ from ray.experimental import internal_kv
 TRIES, PAUSE_SECONDS = 20, 0.25
 
 
-class Places:
+class ClusterAddresses:
     """The addresses of one cluster, by name."""
 
     def __init__(self, cluster: str) -> None:
