@@ -1,6 +1,7 @@
 // libfabric_half_open_test.cc: connections whose other side sends nothing: libfabric would keep each of them. A rail keeps few, and serves those
 // who send.
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include "base/unique_fd.h"
@@ -51,6 +52,20 @@ TEST(LibfabricHalfOpen, WhoSendsNothingIsHungUpOnAndPeersAreNot) {
   EXPECT_TRUE(pump_until({&a, &b, &c}, [&] { return b.imms.size() == 3 && a.done.size() == 2 && c.done.size() == 1; }));
   EXPECT_TRUE(a.lost.empty());
   for (const auto& [tag, status] : a.done) EXPECT_TRUE(status.ok()) << tag;
+}
+
+// They came while the engine had no processor; it has nothing else to do, and would sleep once they are accepted.
+TEST(LibfabricHalfOpen, HundredsThatCameAtOnceAreHungUpOnBeforeSleep) {
+  Side b(spec_of("tcp"));
+  const std::string name = name_of(b);
+  std::vector<UniqueFd> mute;
+  while (mute.size() < 600) mute.push_back(knock(name));
+  for (bool sleeps = false; !sleeps;) {
+    b.pump();
+    pollfd entry{b.rail->wait_fd(), POLLIN, 0};
+    sleeps = b.rail->prepare_wait() && ::poll(&entry, 1, 50) == 0;
+  }
+  EXPECT_LE(libfabric::connections_to(name).size(), HalfOpen::kMost + HalfOpen::kNewDescriptors);
 }
 
 // A sender that is stopped answers no fence.

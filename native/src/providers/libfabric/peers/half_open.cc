@@ -3,15 +3,14 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <vector>
 
 #include "base/clock.h"
-#include "base/unique_fd.h"
 #include "providers/libfabric/peers/orphans.h"
 
 namespace asyncfabric::libfabric {
@@ -43,26 +42,32 @@ std::vector<Silent> silent_connections(const std::string& name) {
   return found;
 }
 
+// Of this process; 0: this kernel counts none (before Linux 6.2).
+size_t open_descriptors() {
+  struct stat folder{};
+  return stat("/proc/self/fd", &folder) == 0 ? static_cast<size_t>(folder.st_size) : 0;
+}
+
 }  // namespace
 
-void HalfOpen::look(const std::string& name) {
+bool HalfOpen::look(const std::string& name) {
   const uint64_t now = now_ns();
-  if (now < next_ns_) return;
-  next_ns_ = now + kEveryNs;
-  const auto lowest_free = [] { return UniqueFd(eventfd(0, EFD_CLOEXEC)).get(); };
-  const int free_descriptor = lowest_free();  // none is left: -1
-  if (free_descriptor >= 0 && free_descriptor < free_descriptor_ + kNewDescriptors) {
-    free_descriptor_ = std::min(free_descriptor_, free_descriptor);
-    return;
+  if (now < next_ns_) return crowded_;
+  const size_t descriptors = open_descriptors();
+  next_ns_ = now + (descriptors != 0 ? kEveryNs : kUncountedEveryNs);
+  if (!crowded_ && descriptors != 0 && descriptors < descriptors_ + kNewDescriptors) {
+    descriptors_ = std::min(descriptors_, descriptors);
+    return false;
   }
-  free_descriptor_ = free_descriptor;
+  descriptors_ = descriptors;
   std::vector<Silent> silent = silent_connections(name);
-  if (silent.size() <= kMost) return;
+  crowded_ = silent.size() > kMost;
+  if (!crowded_) return false;
   std::sort(silent.begin(), silent.end(), [](const Silent& a, const Silent& b) { return a.silent_ms > b.silent_ms; });
   silent.resize(silent.size() - kMost);
   // libfabric closes them when it reads their end.
   for (const Silent& one : silent) shutdown(one.fd, SHUT_RDWR);
-  free_descriptor_ = std::max(0, free_descriptor - static_cast<int>(silent.size()));
+  return true;
 }
 
 }  // namespace asyncfabric::libfabric

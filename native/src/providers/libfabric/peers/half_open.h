@@ -11,20 +11,23 @@ namespace asyncfabric::libfabric {
 class HalfOpen {
  public:
   static constexpr size_t kMost = 64;
-  static constexpr int kNewDescriptors = 32;  // so many later it is looked again
+  static constexpr size_t kNewDescriptors = 32;  // so many later it is looked again
 
-  // After a poll: is it time to look?
+  // After a poll: is it time to look? Before sleep it always is.
   bool is_due() { return ++polls_ % kPolls == 0; }
-  // `name`: of the endpoint that they come to. Costs two system calls while few descriptors are opened in the process.
-  void look(const std::string& name);
+  // `name`: of the endpoint that they come to. Costs a system call in kEveryNs while few descriptors are opened in the process. True: some were
+  // hung up on, and there may be more.
+  bool look(const std::string& name);
 
  private:
   static constexpr uint32_t kPolls = 64;
   static constexpr uint64_t kEveryNs = 20'000'000;
+  static constexpr uint64_t kUncountedEveryNs = 1'000'000'000;
 
   uint32_t polls_ = 0;
   uint64_t next_ns_ = 0;
-  int free_descriptor_ = 0;  // the lowest, when it was looked last
+  size_t descriptors_ = 0;  // of the process: the fewest since it was looked last
+  bool crowded_ = false;
 };
 
 }  // namespace asyncfabric::libfabric

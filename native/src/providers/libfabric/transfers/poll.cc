@@ -173,7 +173,7 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
   look_into_doubts();
   rebuild_broken();
   close_paths_to_dead();
-  if (device_->profile().over_sockets && half_open_.is_due()) half_open_.look(device_->endpoint_name());
+  if (device_->profile().over_sockets && half_open_.is_due()) (void)half_open_.look(device_->endpoint_name());
   const size_t count = filled_;
   room_ = {};  // whatever fails outside of a poll goes to the stash
   filled_ = 0;
@@ -317,6 +317,7 @@ bool LibfabricRail::prepare_wait() {
         return peer->backlog == nullptr || has_room(*peer, *peer->backlog);
       }))
     return false;
+  if (device_->profile().over_sockets && half_open_.look(device_->endpoint_name())) return false;
   if (device_->wait_fd() < 0) return true;
   // Not every provider's fi_trywait looks into the CQ.
   if (read_cq(1) > 0) return false;  // it is in the stash now
