@@ -63,7 +63,6 @@ def test_honest_work_goes_on_beside_an_attacker(rail: str) -> None:
 
 
 UNMET = [
-    ("tcp:lo", "holds_hundreds", "of hundreds of silent connections not all are hung up on"),
     ("tcp:lo", "counts_by_writes", "libfabric takes an immediate from what an earlier header left, unchecked"),
 ]
 

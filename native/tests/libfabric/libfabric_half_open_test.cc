@@ -4,6 +4,8 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <cerrno>
+
 #include "base/unique_fd.h"
 #include "libfabric_pair.h"
 #include "providers/libfabric/peers/half_open.h"
@@ -66,6 +68,25 @@ TEST(LibfabricHalfOpen, HundredsThatCameAtOnceAreHungUpOnBeforeSleep) {
     sleeps = b.rail->prepare_wait() && ::poll(&entry, 1, 50) == 0;
   }
   EXPECT_LE(libfabric::connections_to(name).size(), HalfOpen::kMost + HalfOpen::kNewDescriptors);
+}
+
+// libfabric asks errno although its read did not fail: where that is EAGAIN still, it forgets a connection that has ended.
+TEST(LibfabricHalfOpen, WhoEndsItWithoutARequestLeavesNoDescriptor) {
+  Side b(spec_of("tcp"));
+  const std::string name = name_of(b);
+  std::vector<UniqueFd> mute;
+  while (mute.size() < 8) mute.push_back(knock(name));
+  size_t accepted = 0;
+  const auto look = [&] {
+    accepted = libfabric::connections_to(name).size();
+    errno = EAGAIN;
+    return accepted;
+  };
+  ASSERT_TRUE(pump_until({&b}, [&] { return look() == mute.size(); }));
+  for (const UniqueFd& one : mute) EXPECT_EQ(send(one.get(), "half", 4, 0), 4);
+  EXPECT_TRUE(pump_until({&b}, [&] { return look() == mute.size(); }));
+  mute.clear();
+  EXPECT_TRUE(pump_until({&b}, [&] { return look() == 0; }, 3 * kSecond)) << accepted << " descriptors are kept";
 }
 
 // A sender that is stopped answers no fence.

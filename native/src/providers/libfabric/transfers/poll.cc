@@ -173,7 +173,7 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
   look_into_doubts();
   rebuild_broken();
   close_paths_to_dead();
-  if (device_->profile().over_sockets && half_open_.is_due()) (void)half_open_.look(device_->endpoint_name());
+  if (device_->profile().over_sockets && half_open_.is_due()) (void)end_half_open();
   const size_t count = filled_;
   room_ = {};  // whatever fails outside of a poll goes to the stash
   filled_ = 0;
@@ -310,6 +310,10 @@ void LibfabricRail::progress_into_stash() {
   filled_ = filled;
 }
 
+bool LibfabricRail::end_half_open() {
+  return half_open_.look(device_->endpoint_name(), std::strcmp(device_->info().fabric_attr->prov_name, "net") == 0);
+}
+
 bool LibfabricRail::prepare_wait() {
   if (!stash_.empty() || !handed_out_.empty() || cover_wanted_ || doubts_ != 0) return false;
   // What waits for room is helped by completions alone.
@@ -317,7 +321,7 @@ bool LibfabricRail::prepare_wait() {
         return peer->backlog == nullptr || has_room(*peer, *peer->backlog);
       }))
     return false;
-  if (device_->profile().over_sockets && half_open_.look(device_->endpoint_name())) return false;
+  if (device_->profile().over_sockets && end_half_open()) return false;
   if (device_->wait_fd() < 0) return true;
   // Not every provider's fi_trywait looks into the CQ.
   if (read_cq(1) > 0) return false;  // it is in the stash now
