@@ -7,13 +7,14 @@ The view is a level, not a stream of edges: who watches sees the latest state an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
 import trio
 
+from asyncfabric._notice import Notice
 from asyncfabric.actors.link import Identity
 
 MemberState = Literal["ready", "draining"]
@@ -75,18 +76,23 @@ class Membership:
         """Make an empty view."""
         self._members: dict[str, Member] = {}
         self._assigned: Counter[Identity] = Counter()
+        self._shares: dict[str, tuple[Identity, Mapping[Identity, int]]] = {}
+        self._elsewhere: Counter[Identity] = Counter()
         self._changed = trio.Event()
+        self._reassigned = Notice()
 
     def apply(self, change: MemberChange) -> None:
         """Take one change; one of an earlier life of a name than the one in the view changes nothing."""
         if isinstance(change, Joined):
             self._members[change.member.identity.name] = change.member
+            self._add_shares()
         else:
             member = self._members.get(change.identity.name)
             if member is None or member.identity != change.identity:
                 return
             if isinstance(change, Gone):
                 del self._members[change.identity.name]
+                self._add_shares()
             elif isinstance(change, Drains):
                 self._members[change.identity.name] = msgspec.structs.replace(member, state="draining")
             else:
@@ -129,9 +135,9 @@ class Membership:
         return _Views(self)
 
     def least_loaded(self, role: str) -> Member | None:
-        """Return the ready member of a role with the least load, with what this node assigned; None if none is ready.
+        """Return the ready member of a role with the least load, with what is assigned to it; None if none is ready.
 
-        Of equals, the one that this node assigned least to, then the first by name.
+        Of equals, the one that least is assigned to by this node and those that share, then the first by name.
         """
         return min(self.members(role), key=self._weight, default=None)
 
@@ -140,26 +146,53 @@ class Membership:
         return tuple(sorted(self.members(role), key=self._weight))
 
     def load_of(self, member: Member) -> float:
-        """Return the load that members are compared by: what it stated, and what this node assigned."""
-        return member.load + self._assigned[member.identity]
+        """Return the load that members are compared by: what it stated, and what this node and others assigned."""
+        return member.load + self._assigned[member.identity] + self._elsewhere[member.identity]
 
     @contextmanager
     def assigned(self, identity: Identity) -> Iterator[None]:
         """Count one piece of work towards a member's load while the context is open: its own word comes later."""
         self._assigned[identity] += 1
+        self._reassigned.notify()
         try:
             yield
         finally:
             self._assigned[identity] -= 1
             if not self._assigned[identity]:
                 del self._assigned[identity]
+            self._reassigned.notify()
 
     def assigned_to(self, identity: Identity) -> int:
         """Return how many pieces of work this node counts towards a member now."""
         return self._assigned[identity]
 
+    def assignments(self) -> dict[Identity, int]:
+        """Return the pieces of work that this node counts, by member: its share, for others that choose."""
+        return dict(self._assigned)
+
+    async def wait_reassigned(self) -> None:
+        """Return at the next change of what this node counts.
+
+        Cancellation: only this wait ends.
+        """
+        await self._reassigned.wait()
+
+    def share(self, source: Identity, assigned: Mapping[Identity, int]) -> None:
+        """Count what another node assigned too, in place of what it shared before, while that node is a member."""
+        self._shares[source.name] = source, dict(assigned)
+        self._add_shares()
+
+    def _add_shares(self) -> None:
+        if not self._shares:
+            return
+        self._elsewhere.clear()
+        for source, assigned in self._shares.values():
+            if self.member(source) is not None:
+                self._elsewhere.update(assigned)
+
     def _weight(self, member: Member) -> tuple[float, int, str]:
-        return self.load_of(member), self._assigned[member.identity], member.identity.name
+        assigned = self._assigned[member.identity] + self._elsewhere[member.identity]
+        return self.load_of(member), assigned, member.identity.name
 
 
 class _Views(AsyncIterator[tuple[Member, ...]]):

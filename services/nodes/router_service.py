@@ -19,6 +19,7 @@ from asyncfabric_services.router.attempts import ATTEMPTS, Attempts, AttemptsAct
 from asyncfabric_services.router.backend import ServedModel
 from asyncfabric_services.router.cluster_backend import ClusterBackend
 from asyncfabric_services.router.server import StartError
+from asyncfabric_services.router.shared_load import share_load
 from asyncfabric_services.runner.checkpoint import checkpoint_folder
 from asyncfabric_services.runner.supported import refuse_unsupported
 from asyncfabric_services.runner.tokenizer import ByteTokenizer, CheckpointTokenizer
@@ -64,6 +65,7 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
     ):
         answers = await node.spawn(AttemptsActor, attempts, name=ATTEMPTS)
         nursery.start_soon(follow, directory, membership.apply)
+        nursery.start_soon(share_load, link, membership)
         backend = ClusterBackend(
             card,
             node,
