@@ -132,6 +132,7 @@ setup(
         "asyncfabric.integrations.deep_ep": ["pythonpath/deep_ep/*.py"],
         "asyncfabric.moe.gpu": ["_generated/kernels.ptx"],
         "asyncfabric.weights.memory.gpu": ["_generated/kernels.ptx"],
+        "asyncfabric_services.dashboard": ["static/*"],
     },
     ext_modules=[engine_extension()],
     cmdclass={"build_ext": BuildNative},

@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 
 from asyncfabric import DeviceError
 from asyncfabric.control import Directory, Link, Node, SecretGrant, open_store, serve_directory
+from asyncfabric_services.dashboard.routes import open_dashboard
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.health.view import Row, View
@@ -29,13 +30,17 @@ async def open_service(stage: Stage) -> AsyncIterator[Starlette]:
 
     Cancellation: the nodes keep their views.
     """
-    async with open_control(stage) as link, serve_shared(stage, link) as directory:
+    async with (
+        open_control(stage) as link,
+        serve_shared(stage, link) as directory,
+        open_dashboard(link, lambda: node_rows(stage, link, directory), stage.stop) as dashboard,
+    ):
         stage.condition.needs["store"] = lambda: directory.missing
         gauge(stage.registry, "directory", "nodes", "Nodes that are in.").set_function(
             lambda: len(directory.table.nodes)
         )
         view = View(peers=lambda: link_rows(link), more={"nodes": lambda: node_rows(stage, link, directory)})
-        routes = node_routes(stage.condition, stage.registry, view)
+        routes = [*node_routes(stage.condition, stage.registry, view), *dashboard]
         yield Starlette(routes=[*routes, *Recorder(stage.condition.name, stage.spans).routes()])
 
 
