@@ -24,7 +24,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-native test-python doors launchers coverage check format build asan tsan fuzz rxe gpu ptx bench docs wheel clean
+.PHONY: help demo test test-native test-python doors launchers coverage check format build asan tsan fuzz rxe browser gpu ptx bench docs wheel clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -220,6 +220,9 @@ $(STAMPS)/%-apt: tests/%/packages.txt
 rxe: $(STAMPS)/rxe-apt build  ## ring 6: soft-RoCE in an emulated machine: native tests, conformance and failures over verbs
 	cd native && cmake --preset release -DCMAKE_MAKE_PROGRAM="$$(command -v ninja)" >/dev/null && cmake --build --preset release -j $(JOBS) --target rxe_tests
 	$(BIN)/python tests/rxe/ring.py $(RXE_FLAGS)
+
+browser: $(STAMPS)/browser-apt build  ## ring 5 in a real browser: the dashboard of a cluster, and of 200 simulated nodes
+	$(BIN)/python -P -m pytest --basetemp=/tmp/af-browser-$$$$ $(PYTEST_FLAGS) tests/browser
 
 bench: build  ## limits of this machine, then our transfers beside them
 	for what in limits write pages notify messages scatter; do $(BIN)/asyncfabric bench $$what $(BENCH_FLAGS); done

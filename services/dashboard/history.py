@@ -9,6 +9,7 @@ from math import inf, isfinite
 from asyncfabric_services.look.rates import Sample
 
 WINDOW_S = 30.0
+RATE_LOOKS = 4
 BUCKET = 'asyncfabric_router_first_token_seconds_bucket{le="'
 ANSWERED = "asyncfabric_router_requests_total{"
 RETRIED = "asyncfabric_router_retries_total{"
@@ -19,19 +20,25 @@ class NodeHistory:
     """One life of a node.
 
     Attributes:
-        before, now: the last two samples.
-        trouble: why it did not answer when it was asked last; empty when it did.
+        before, now: a sample of some looks ago and the last one: over less time rates flicker.
+        missed: how often in a row it did not answer.
+        trouble: why it does not answer; empty while it does, and when it was late once: that may have been our fault.
     """
 
     def __init__(self) -> None:
         self.before: Sample | None = None
         self.now: Sample | None = None
+        self.missed = 0
         self.trouble = ""
+        self._past: deque[Sample] = deque(maxlen=RATE_LOOKS)
         self._firsts: deque[tuple[float, Buckets]] = deque()
 
     def take(self, sample: Sample) -> None:
         """Note an answer."""
-        self.before, self.now, self.trouble = self.now, sample, ""
+        if self.now is not None:
+            self._past.append(self.now)
+            self.before = self._past[0]
+        self.now, self.trouble, self.missed = sample, "", 0
         buckets = {
             float(name.removeprefix(BUCKET).removesuffix('"}')): count
             for name, count in sample.metrics.items()
@@ -40,6 +47,12 @@ class NodeHistory:
         self._firsts.append((sample.at, buckets))
         while sample.at - self._firsts[0][0] > WINDOW_S:
             self._firsts.popleft()
+
+    def miss(self, trouble: str, *, late: bool) -> None:
+        """Note that it did not answer, or not in time."""
+        self.missed += 1
+        if self.missed > 1 or not late:
+            self.trouble = trouble
 
     def first_token_s(self, share: float) -> float | None:
         """Return the time within which this share of the last first tokens came; None without any."""
@@ -51,7 +64,7 @@ class NodeHistory:
         return total if found and isfinite(total := sum(found)) else None
 
     def answered_per_s(self) -> float | None:
-        """Return requests answered per second between the last two samples."""
+        """Return requests answered per second between the two samples."""
         if self.before is None or self.now is None or (now := self.total(ANSWERED)) is None:
             return None
         then = sum(value for name, value in self.before.metrics.items() if name.startswith(ANSWERED))

@@ -19,7 +19,7 @@ from asyncfabric_services.look.asking import NoAnswer, checked_url
 from asyncfabric_services.look.sampling import sample
 
 INTERVAL_S = 0.5
-PATIENCE_S = 1.2  # so that a node that stands still is shown within two seconds
+PATIENCE_S = 1.0
 QUICK, SLOW = 16, 16
 MOST_BYTES = 4 << 20  # of an answer
 
@@ -103,11 +103,13 @@ class DashboardPoll:
 
     async def _ask(self, incarnation: str, url: str) -> None:
         history = self._histories.setdefault(incarnation, NodeHistory())
-        async with self._slow if history.trouble else self._quick:
+        async with self._slow if history.missed else self._quick:
             try:
                 history.take(await sample(checked_url(url), PATIENCE_S, MOST_BYTES))
-            except (NoAnswer, ValueError) as error:  # a label of the directory need be no address
-                history.trouble = str(error)
+            except NoAnswer as error:
+                history.miss(str(error), late=error.late)
+            except ValueError as error:  # a label of the directory need be no address
+                history.miss(str(error), late=False)
         self._asked.discard(incarnation)
         self._answered.set()
         self._answered = trio.Event()

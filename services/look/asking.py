@@ -41,11 +41,13 @@ class NoAnswer(Exception):
 
     Attributes:
         status: of the HTTP answer, 0 without one.
+        late: whether there was none in time.
     """
 
-    def __init__(self, text: str, status: int = 0) -> None:
+    def __init__(self, text: str, status: int = 0, *, late: bool = False) -> None:
         super().__init__(plain(text))
         self.status = status
+        self.late = late
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ async def exchange(url: str, path: str, patience_s: float, *, most_bytes: int = 
             reason = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
             raise NoAnswer(reason) from None
     if in_time.cancelled_caught:
-        raise NoAnswer(f"no whole answer within {patience_s:g} s")
+        raise NoAnswer(f"no whole answer within {patience_s:g} s", late=True)
     return HttpExchange(_body(bytes(raw), path), sent_ns, came_ns)
 
 

@@ -1,6 +1,7 @@
 // What the page knows, and how values read: pure, touches no page. Nodes are rows of the server by name.
 
 const COLUMNS = [["directory", "router", "local"], ["prefill", "trainer"], ["coordinator"], ["decode", "rollout", "expert"]];
+const MAKERS = new Set(["decode", "local", "rollout"]); // routers count the tokens of an answer at its end
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
 // Compare names as people do: node-9 before node-10. Made once, since making it takes longer than many comparisons.
@@ -65,8 +66,8 @@ export function totalsOf(nodes, rails) {
     const worst = (at) => Math.max(...first.map((each) => each[at]));
     figures.push(["First token", first.length ? duration(worst(0)) : "–", first.length ? `99 % within ${duration(worst(1))}` : "none lately"]);
   }
-  const tokens = sum(routers.length ? routers : rows, "tokens");
-  if (tokens !== null) figures.push(["Tokens", `${number(tokens)}/s`, routers.length ? "of answers" : "generated"]);
+  const tokens = sum(rows.filter((row) => MAKERS.has(row.role)), "tokens");
+  if (tokens !== null) figures.push(["Tokens", `${number(tokens)}/s`, "generated"]);
   if (rails.length) figures.push(["Rails", bytes(sum(rails, "rate"), "/s"), `${busy.length} of ${rails.length} busy`]);
   if (pages.length) figures.push(["Pages held", number(held), `${number(free)} free${late ? `, ${number(late)} in quarantine` : ""}`, held / Math.max(1, held + free + late)]);
   if (versions.length) figures.push(["Weights", `v${Math.max(...versions)}`, behind ? `up to ${number(behind)} behind` : "nobody behind"]);

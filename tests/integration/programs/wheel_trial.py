@@ -36,6 +36,7 @@ def main() -> None:
         assert package.__file__ is not None
         assert Path(package.__file__).resolve().is_relative_to(home), f"{package.__name__} came from {package.__file__}"
     assert (Path(af.__file__).parent / "py.typed").is_file()
+    assert (Path(asyncfabric_services.__file__).parent / "dashboard" / "static" / "index.html").is_file()
     info = _native.build_info()
     assert info["version"] == metadata.version("asyncfabric")
     assert trio.run(one_transfer) == "hello"

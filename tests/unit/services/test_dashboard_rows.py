@@ -122,6 +122,19 @@ def test_states_are_of_who_knows_best(
     assert (row["state"], row["note"]) == expected
 
 
+def test_a_node_that_is_late_once_is_not_silent_and_one_that_refuses_is() -> None:
+    history = NodeHistory()
+    history.take(sample(1.0))
+    history.miss("late", late=True)
+    assert (history.missed, history.trouble) == (1, "")
+    history.miss("late", late=True)
+    assert history.trouble == "late"
+    history.take(sample(2.0))
+    assert (history.missed, history.trouble) == (0, "")
+    history.miss("refused", late=False)
+    assert history.trouble == "refused"
+
+
 def test_waits_are_the_longest_and_all_are_counted_by_whom_they_wait_for() -> None:
     waits = [ReportedWait("w" * 999, "pages", 1, 2, ["decode-1"], float(number)) for number in range(MOST_WAITS + 5)]
     row = row_of(sample(1.0, why=waits))
