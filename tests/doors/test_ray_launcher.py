@@ -1,60 +1,69 @@
-"""`asyncfabric up --launcher ray` on two raylets: the answers of one machine, while actors and a raylet are killed."""
+"""`asyncfabric up --launcher ray` on two raylets: the answers of one process, while actors and a raylet are killed."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from asyncfabric_services.demo.cluster.load import LoadRequest
+from asyncfabric_services.demo.cluster.one_process import OneProcess
+from asyncfabric_services.launch.local import free_port
+from asyncfabric_services.runner.model import ModelChoice
 from children import Child
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PATIENCE = 240.0
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # as the raylets have it: without it Ray asks for another address
+COUNT = 24
+SHAPE = {"layers": 2, "hidden": 64, "query_heads": 4, "kv_heads": 2}
+NODES = {"directory-0", "prefill-0", "decode-0", "decode-1", "router-0"}
 PROMPTS = [f"What number {number} asks for. " * (number + 1) for number in range(3)]
 CLUSTER = """
 name = "chat"
 [settings]
-model = { name = "chat", layers = 2, hidden = 64, query_heads = 4, kv_heads = 2 }
-cache = { memory = "8MiB" }
-cluster = { rails = "local", patience = "120s" }
-http = { port = 0 }
+model = {{ name = "chat", layers = 2, hidden = 64, query_heads = 4, kv_heads = 2 }}
+cache.memory = "8MiB"
+cluster.rails = "local"
+cluster.patience = "120s"
+router.deadline = "240s"
 [nodes.directory]
+settings.http.port = {directory}
 [nodes.prefill]
-resources = { cpus = 1 }
+resources.cpus = 1
 [nodes.decode]
 count = 2
-resources = { cpus = 1 }
+resources.cpus = 1
 [nodes.router]
+settings.http.port = {router}
 [launcher.ray]
 strategy = "SPREAD"
 """
 
 
 class Commands:
-    """The command `asyncfabric` with a cluster's file and folder."""
+    """The command `asyncfabric` with a cluster's file and folder, and the cluster over HTTP."""
 
-    def __init__(self, folder: Path, ray: str = "") -> None:
+    def __init__(self, folder: Path, ray: str, text: str = CLUSTER) -> None:
         self.folder = folder
         self.file = folder / "cluster.toml"
-        self.file.write_text(CLUSTER)
-        self._router = ""
-        self._environment = {**os.environ, **(LOOPBACK | {"RAY_ADDRESS": ray} if ray else {})}
+        self._ports = {"directory": free_port(), "router": free_port()}
+        self.file.write_text(text.format(**self._ports))
+        self._environment = {**os.environ, **LOOPBACK, "RAY_ADDRESS": ray}
 
     def run(self, *words: str) -> str:
-        program = "from asyncfabric_services.cli import main; main()"
         done = subprocess.run(
-            [sys.executable, "-P", "-c", program, *words, "--folder", str(self.folder / "state")],
+            [sys.executable, "-P", "-m", "asyncfabric_services", *words, "--folder", str(self.folder / "state")],
             env=self._environment,
             capture_output=True,
             text=True,
@@ -63,48 +72,41 @@ class Commands:
         assert done.returncode == 0, f"{words} ended with {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def up(self, launcher: str) -> str:
-        return self.run("up", str(self.file), "--launcher", launcher, "--detach")
+    def up(self) -> str:
+        return self.run("up", str(self.file), "--launcher", "ray", "--detach")
 
     def rows(self) -> dict[str, dict[str, Any]]:
         rows = [json.loads(line) for line in self.run("status", "--json").splitlines()]
         return {row["name"]: row for row in rows}
 
     def ask(self, prompt: str) -> str:
-        """Return the answer; a router that is gone is looked for again."""
-        body = json.dumps({"model": "chat", "prompt": prompt, "max_tokens": 24, "temperature": 0}).encode()
+        """Return the answer; while the router is away it is asked again."""
+        body = {"model": "chat", "prompt": prompt, "max_tokens": COUNT, "temperature": 0}
+        return str(self._fetch("router", "/v1/completions", json.dumps(body).encode())["choices"][0]["text"])
+
+    def whole(self, names: Iterable[str], before: dict[str, str]) -> dict[str, str]:
+        """Wait until exactly these nodes are ready, none in the life that it had before; return their lives."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            rows = self._fetch("directory", "/nodes")["nodes"]
+            lives = {row["name"]: row["incarnation"] for row in rows if row["state"] == "ready"}
+            if lives.keys() == set(names) and not before.items() & lives.items():
+                return lives
+            assert time.monotonic() < deadline, (rows, before)
+            time.sleep(0.3)
+
+    def _fetch(self, role: str, path: str, body: bytes | None = None) -> dict[str, Any]:
+        request = urllib.request.Request(f"http://127.0.0.1:{self._ports[role]}{path}", body)
+        request.add_header("content-type", "application/json")
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                self._router = self._router or self.rows()["router-0"]["http"]
-                url = f"{self._router}/v1/completions"
-                request = urllib.request.Request(url, body, {"content-type": "application/json"})
                 with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                    text: str = json.load(answer)["choices"][0]["text"]
-                    return text
-            except (OSError, ValueError, KeyError, urllib.error.HTTPError) as error:
+                    found: dict[str, Any] = json.load(answer)
+                    return found
+            except (OSError, http.client.HTTPException) as error:
                 assert time.monotonic() < deadline, f"no answer: {error}"
-                self._router = ""
-
-    def until_whole(self, accepted: Callable[[dict[str, dict[str, Any]]], bool]) -> dict[str, dict[str, Any]]:
-        """Wait until all nodes are ready and the rows are accepted."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            rows = self.rows()
-            if {row["state"] for row in rows.values()} == {"ready"} and accepted(rows):
-                return rows
-            assert time.monotonic() < deadline, rows
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return what the same file answers as processes of this machine."""
-    local = Commands(tmp_path_factory.mktemp("local"))
-    local.up("local")
-    try:
-        return [local.ask(prompt) for prompt in PROMPTS]
-    finally:
-        local.run("down")
+                time.sleep(0.3)
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +118,14 @@ def hosts() -> Iterator[Child]:
     assert not os.path.exists(found.hello["folder"])
 
 
-def test_a_cluster_on_ray_answers_as_on_one_machine_and_is_whole_after_kills(
-    hosts: Child, expected: list[str], tmp_path: Path
-) -> None:
+def test_a_cluster_on_ray_answers_as_one_process_and_is_whole_after_kills(hosts: Child, tmp_path: Path) -> None:
+    one = OneProcess(ModelChoice(path=None, seed=0, **SHAPE), 16, 2048)
+    expected = [one.answer(LoadRequest(prompt, COUNT)) for prompt in PROMPTS]
     commands = Commands(tmp_path, hosts.ask("address")["address"])
-    assert "/v1: 5 nodes ready" in commands.up("ray")
-    assert "secret" not in (commands.folder / "state" / "cluster.json").read_text()
+    assert "/v1: 5 nodes ready" in commands.up()
+    record = (commands.folder / "state" / "cluster.json").read_text()
+    assert "secret" not in record
+    lives = commands.whole(NODES, {})
 
     for victims in (["decode-0", "directory-0"], ["prefill-0", "router-0"]):
         with ThreadPoolExecutor(len(PROMPTS)) as threads:
@@ -129,28 +133,34 @@ def test_a_cluster_on_ray_answers_as_on_one_machine_and_is_whole_after_kills(
             for victim in victims:
                 hosts.ask("kill_actor", node=victim)
             assert [answer.result() for answer in answers] == expected
-        rows = commands.until_whole(lambda rows: all(rows[name]["restarts"] == 1 for name in victims))  # noqa: B023
-    link = rows["directory-0"]["link"]
-    assert link == json.loads((commands.folder / "state" / "cluster.json").read_text())["directory"]["link"]
+        lives = commands.whole(NODES, {name: lives[name] for name in victims})
+    assert {name: row["restarts"] for name, row in commands.rows().items()} == dict.fromkeys(NODES, 1) | {"decode-1": 0}
+    assert commands.rows()["directory-0"]["link"] == json.loads(record)["directory"]["link"]
 
     lost = hosts.ask("kill_raylet")["names"]
     assert lost
     hosts.ask("add_raylet")
-    commands.until_whole(lambda rows: all(rows[name]["restarts"] == 2 for name in lost))
+    commands.whole(NODES, {name: lives[name] for name in lost})
     assert [commands.ask(prompt) for prompt in PROMPTS] == expected
 
     assert commands.run("scale", "decode=3") == "decode: 3\n"
-    assert len(commands.until_whole(lambda rows: "decode-2" in rows)) == 6
     assert commands.run("drain", "decode-0") == "decode-0 ended\n"
-    assert sorted(commands.rows()) == ["decode-1", "decode-2", "directory-0", "prefill-0", "router-0"]
+    commands.whole(NODES - {"decode-0"} | {"decode-2"}, {})
     assert [commands.ask(prompt) for prompt in PROMPTS] == expected
     assert commands.run("down") == "chat is down\n"
     assert hosts.ask("left") == {"ok": True, "actors": [], "groups": []}
 
 
 def test_a_node_that_cannot_start_is_an_error_with_its_log(hosts: Child, tmp_path: Path) -> None:
-    commands = Commands(tmp_path, hosts.ask("address")["address"])
-    commands.file.write_text(CLUSTER.replace('rails = "local"', 'rails = "tcp:nowhere0"'))
-    with pytest.raises(AssertionError, match=r"node (prefill|decode)-\d did not start: .*nowhere0"):
-        commands.up("ray")
+    own = "[nodes.prefill]\nsettings.cluster.rails = 'tcp:nowhere0'"
+    text = CLUSTER.replace("[nodes.prefill]", own)
+    commands = Commands(tmp_path, hosts.ask("address")["address"], text)
+    with pytest.raises(AssertionError, match=r"(?s)node prefill-0 did not start: .*nowhere0"):
+        commands.up()
     assert hosts.ask("left") == {"ok": True, "actors": [], "groups": []}
+
+
+def test_a_ray_that_is_gone_is_an_error_at_once(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with pytest.raises(AssertionError, match=f"ended with 3: .*no Ray is reached at {address}"):
+        Commands(tmp_path, address).up()

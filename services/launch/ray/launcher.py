@@ -6,6 +6,8 @@ reaches the Ray cluster can hold the launcher, and the cluster outlives all of t
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,6 +33,7 @@ from asyncfabric_services.launch.spec import ClusterSpec, Resources
 OUTLIVES = True
 LOOK_SECONDS = 2.0
 PATIENCE_SECONDS = 10.0
+REACH_SECONDS = 5.0
 LEAST_CPUS = 0.001  # a bundle of nothing is refused
 _T = TypeVar("_T")
 
@@ -192,16 +195,25 @@ async def attach_launcher(record: ClusterRecord, folder: Path) -> AsyncIterator[
 @asynccontextmanager
 async def _connected(cluster: str, address: str) -> AsyncIterator[None]:
     options = {"namespace": namespace_of(cluster), "log_to_driver": False, "logging_level": "ERROR"}
+    where = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     try:
+        await trio.to_thread.run_sync(_reach, where)
         # In a thread: in the main one Ray would take SIGTERM for itself.
         await trio.to_thread.run_sync(lambda: ray.init(address=address, **options))
-    except (ConnectionError, RayError, RuntimeError) as error:
-        raise EnvironmentUnfit(f"no Ray is reached at {address}: {error}; start one: ray start --head") from None
+    except (OSError, RayError, RuntimeError) as error:
+        raise EnvironmentUnfit(f"no Ray is reached at {where}: {error}; start one: ray start --head") from None
     try:
         yield
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(ray.shutdown)
+
+
+def _reach(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host, int(port)), REACH_SECONDS).close()
 
 
 async def _reserve(launcher: RayLauncher, plans: tuple[NodePlan, ...]) -> None:

@@ -24,8 +24,7 @@ os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
     RAY_prestart_worker_first_driver="0",
     RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # everything binds to the loopback interface
-    RAY_raylet_start_wait_time_s="300",  # a machine with much else to do starts processes slowly
-    RAY_worker_register_timeout_seconds="300",
+    RAY_worker_register_timeout_seconds="300",  # a machine with much else to do starts processes slowly
     RAY_health_check_failure_threshold="30",
 )
 
@@ -35,7 +34,19 @@ import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 from scenario_lines import serve  # noqa: E402
 
+TRIES = 4
 RAYLET = {"num_cpus": 4, "object_store_memory": 80 << 20}
+
+
+def started(raylets: Cluster, **more: Any) -> Any:
+    """Add a raylet; one that Ray gave up, since the machine was slow, is tried again."""
+    for left in reversed(range(TRIES)):
+        try:
+            return raylets.add_node(**RAYLET, **more)
+        except Exception:
+            if not left:
+                raise
+    return None
 
 
 class Hosts:
@@ -43,7 +54,7 @@ class Hosts:
 
     def __init__(self, raylets: Cluster) -> None:
         self._raylets = raylets
-        self._second = raylets.add_node(**RAYLET)
+        self._second = started(raylets)
 
     def address(self) -> dict[str, Any]:
         return {"address": self._raylets.address}
@@ -64,7 +75,7 @@ class Hosts:
         return {"names": names}
 
     def add_raylet(self) -> dict[str, Any]:
-        self._second = self._raylets.add_node(**RAYLET)
+        self._second = started(self._raylets)
         return {}
 
     def left(self) -> dict[str, Any]:
@@ -87,8 +98,9 @@ class Hosts:
 
 @contextmanager
 def cluster() -> Iterator[Hosts]:
-    raylets = Cluster(initialize_head=True, head_node_args={**RAYLET, "include_dashboard": False})
+    raylets = Cluster()
     try:
+        started(raylets, include_dashboard=False)
         ray.init(address=raylets.address, log_to_driver=False)
         yield Hosts(raylets)
     finally:
