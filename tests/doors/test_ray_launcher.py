@@ -22,8 +22,8 @@ from asyncfabric_services.launch.local import free_port
 from asyncfabric_services.runner.model import ModelChoice
 from children import Child
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-PATIENCE = 240.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+PATIENCE = 600.0
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # as the raylets have it: without it Ray asks for another address
 COUNT = 24
 SHAPE = {"layers": 2, "hidden": 64, "query_heads": 4, "kv_heads": 2}

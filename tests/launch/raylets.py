@@ -25,6 +25,7 @@ def open_raylets(folder: Path) -> Iterator[str]:
         RAY_USAGE_STATS_ENABLED="0",
         RAY_prestart_worker_first_driver="0",
         RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # everything binds to the loopback interface
+        RAY_worker_niceness="0",  # it is 15 otherwise, and nodes inherit it
         RAY_worker_register_timeout_seconds="300",  # a machine with much else to do starts processes slowly
         RAY_health_check_failure_threshold="30",
         CLUSTER_FOLDER=str(folder.resolve()),
