@@ -102,6 +102,7 @@ class RequestAdmission:
         self.check()
         place = AdmittedPlace(self, trio.current_time() + AGEING_S * priority)
         if len(self._places) < self._most:
+            self._departures.clear()  # requests came more slowly than others left
             return self._enter(place)
         insort(self._queue, place, key=lambda one: one.rank)  # behind its equals
         return place
@@ -127,9 +128,7 @@ class RequestAdmission:
     def leave(self, place: AdmittedPlace) -> None:
         """Give up a place, inside or in the queue; called when its scope is left."""
         if place in self._places:
-            if len(self._places) < self._most:
-                self._departures.clear()  # requests come more slowly than they could leave
-            elif self._most_waiting:
+            if self._most_waiting:
                 self._departures.append(trio.current_time())
             self._places.remove(place)
             if self._queue:

@@ -100,20 +100,20 @@ async def test_the_beginning_of_a_prompt_outlasts_its_end() -> None:
 @pytest.mark.trio
 async def test_who_waits_for_pages_holds_none(autojump_clock: trio.testing.MockClock) -> None:
     """Two prompts that find all pages of the pool between them, and want more: each would wait for the other's."""
-    first, second = [1] * 17, [2] * 17
-    async with cache_of(10) as (_, cache), trio.open_nursery() as nursery:
-        await ready(cache, first[:13])
-        await ready(cache, second[:13])
+    first, second = [1] * 13, [2] * 13
+    async with cache_of(10) as (_, cache):
+        await ready(cache, first)
+        await ready(cache, second)
 
         async def use(prompt: list[int]) -> None:
             async with cache.hold(prompt):
                 await trio.sleep(1)
 
         with trio.fail_after(60):
-            async with trio.open_nursery() as both:
-                both.start_soon(use, [*first, *range(8)])
-                both.start_soon(use, [*second, *range(8)])
-        nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as both, cache.hold([*second, 9, 9, 9, 9]):  # takes the last free pages
+                both.start_soon(use, [*first, *range(12)])
+                both.start_soon(use, [*second, *range(12)])
+                await trio.testing.wait_all_tasks_blocked()
 
 
 @pytest.mark.trio
