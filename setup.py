@@ -5,6 +5,7 @@ Everything else is in pyproject.toml. Read at build time, all optional:
   ASYNCFABRIC_DEBUG      1: assertions, no optimisation
   ASYNCFABRIC_JOBS       compile jobs, default: all cores
   ASYNCFABRIC_WERROR     ON: warnings stop the build; off, since a newer compiler's must not stop an installation
+  ASYNCFABRIC_COMMIT     what `asyncfabric --version` reports of a wheel, default: that of a checkout
 Repeated builds are incremental: CMake, Cython and setuptools each look at what changed.
 """
 
@@ -42,6 +43,15 @@ def tool(name: str) -> str:
     return found
 
 
+def commit() -> str:
+    """Return the commit that is built, "" where nothing states it."""
+    stated = os.environ.get("ASYNCFABRIC_COMMIT", "")
+    if stated or not (ROOT / ".git").exists():
+        return stated
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+
+
 class BuildNative(build_ext):
     """Build the static library, cythonize, then link the one extension."""
 
@@ -65,6 +75,8 @@ class BuildNative(build_ext):
         )
         extension.sources = translated.sources
         super().run()
+        if not self.inplace and not self.editable_mode:  # not compiled in: each commit would be compiled anew
+            (Path(self.build_lib) / "asyncfabric" / "_native" / "commit.txt").write_text(commit())
 
     def build_library(self, folder: Path) -> Path:
         """Configure once, then build what changed."""

@@ -6,7 +6,19 @@ cdef extern from *:
     #ifndef ASYNCFABRIC_BUILD_VERSION
     #error "build with setup.py, which knows the version"
     #endif
+    #ifdef __clang__
+    #define ASYNCFABRIC_BUILD_COMPILER __VERSION__
+    #else
+    #define ASYNCFABRIC_BUILD_COMPILER "GCC " __VERSION__
+    #endif
+    #ifndef __GLIBC__
+    #define __GLIBC__ 0
+    #define __GLIBC_MINOR__ 0
+    #endif
     """
+    const char* BUILD_COMPILER "ASYNCFABRIC_BUILD_COMPILER"
+    int GLIBC "__GLIBC__"
+    int GLIBC_MINOR "__GLIBC_MINOR__"
     const char* BUILD_VERSION "ASYNCFABRIC_BUILD_VERSION"
     const char* BUILD_SANITIZE "ASYNCFABRIC_BUILD_SANITIZE"
     int BUILD_DEBUG "ASYNCFABRIC_BUILD_DEBUG"
@@ -152,10 +164,12 @@ cdef class Engine(_CompletionRoom):
 
 
 def build_info():
-    """Return what was compiled in: `version`, `providers`, `sanitize` and `debug`."""
+    """Return what was compiled in: `version`, `providers`, `compiler`, `glibc` of its headers, `sanitize` and `debug`."""
     return {
         "version": (<bytes> BUILD_VERSION).decode(),
         "providers": tuple(text_of(name) for name in provider_names()),
+        "compiler": (<bytes> BUILD_COMPILER).decode(),
+        "glibc": f"{GLIBC}.{GLIBC_MINOR}",
         "sanitize": (<bytes> BUILD_SANITIZE).decode(),
         "debug": bool(BUILD_DEBUG),
     }

@@ -1,7 +1,6 @@
 """The `asyncfabric` command.
 
-Sub-commands are imported when they are called: `asyncfabric --version` must not load numpy. Errors become exit
-statuses here and nowhere else.
+Sub-commands are imported when they are called. Errors become exit statuses here and nowhere else.
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ class LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from asyncfabric_services.version import version_line
+        from asyncfabric_services.version import version_lines
 
-        click.echo(version_line())
+        click.echo("\n".join(version_lines()))
         ctx.exit()
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from asyncfabric._bridge.buffers import ResolvedBuffer, resolve_buffer
 from asyncfabric._bridge.choice import choose_rails
@@ -56,13 +58,14 @@ def read_native_topology(root: str) -> NativeTopology:
     return _native.read_topology(root)
 
 
-def native_providers() -> frozenset[str]:
-    """Return the providers that were compiled in; none where nothing was."""
+def read_native_build() -> dict[str, Any]:
+    """Return the attributes of `asyncfabric.observe.Build`. Raises DeviceError when nothing was compiled."""
     try:
         from asyncfabric import _native
-    except ImportError:
-        return frozenset()
-    return frozenset(_native.build_info()["providers"])
+    except ImportError as error:
+        raise DeviceError(f"the compiled engine cannot be loaded: {error}", remedy=_REMEDY) from error
+    commit = Path(_native.__file__).with_name("commit.txt")  # setup.py leaves it beside the engine of a wheel
+    return {**_native.build_info(), "commit": commit.read_text().strip() if commit.is_file() else ""}
 
 
 def resolve_native_buffer(buffer: object) -> ResolvedBuffer:

@@ -15,6 +15,8 @@ from asyncfabric.config import FabricConfig, RailSpec
 class BuildInfo(TypedDict):
     version: str
     providers: tuple[str, ...]
+    compiler: str
+    glibc: str
     sanitize: str
     debug: bool
 

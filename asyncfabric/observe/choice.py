@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 
 from asyncfabric._bridge.choice import NOT_BUILT, ChosenRail, GpuInUse, RailChoice, choose_rails
-from asyncfabric._bridge.native import native_providers, read_native_topology
+from asyncfabric._bridge.native import read_native_build, read_native_topology
 
 __all__ = ["NOT_BUILT", "AutomaticChoice", "ChosenRail", "RailChoice", "read_choices"]
 
@@ -34,7 +34,7 @@ def read_choices(root: str | os.PathLike[str] = "/") -> tuple[AutomaticChoice, .
     Raises:
         DeviceError: the compiled engine is not there.
     """
-    topology, built = read_native_topology(os.fspath(root)), native_providers()
+    topology, built = read_native_topology(os.fspath(root)), read_native_build()["providers"]
     choices = [AutomaticChoice(-1, choose_rails(topology, None, built))]
     for index, gpu in enumerate(topology["gpus"]):
         in_use = GpuInUse(index, gpu["place"]["address"])

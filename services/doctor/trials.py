@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asyncfabric.observe.build import built_providers
+from asyncfabric.observe.build import read_build
 from asyncfabric.observe.topology import NicKind, Topology, read_topology
 from asyncfabric_services.doctor.child import ask_child
 from asyncfabric_services.doctor.finding import PROVIDERS, Asked, Finding, Verdict
@@ -66,7 +66,7 @@ def read_trials(root: Path, providers: tuple[str, ...] = PROVIDERS) -> TrialFact
     """Try the rails, two at a time: each is mostly the start of a Python."""
     admission = read_link_keys(root).admission
     with ThreadPoolExecutor(2) as pool:
-        trials = planned(read_topology(root), built_providers(), providers)
+        trials = planned(read_topology(root), read_build().providers, providers)
         return TrialFacts(tuple(pool.map(lambda trial: try_rail(trial, admission), trials)))
 
 

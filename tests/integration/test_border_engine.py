@@ -73,6 +73,8 @@ def test_what_was_built_is_reported() -> None:
     info = native.build_info()
     assert info["version"]
     assert "local" in info["providers"]
+    assert info["compiler"].split()[0] in ("GCC", "Clang", "clang")
+    assert info["glibc"].startswith("2.")
     assert info["sanitize"] == os.environ.get("ASYNCFABRIC_EXPECT_SANITIZE", "")
 
 
