@@ -24,7 +24,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-native test-python doors launchers coverage check format build asan tsan fuzz rxe browser gpu ptx bench docs wheel clean
+.PHONY: help demo test test-native test-python doors launchers coverage check format build asan tsan fuzz rxe browser gpu ptx bench docs docs-site wheel wheels clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -261,6 +261,18 @@ docs: $(STAMPS)/packages  ## the reference from docstrings, and a check of every
 	$(BIN)/python -P docs/reference/generate.py
 	$(BIN)/python -P -m pytest -q tests/architecture/test_docs.py
 
+SITE := build/site-venv
+$(STAMPS)/site: $(STAMPS)/apt docs/site/requirements.txt
+	rm -rf $(SITE)
+	"$(PYTHON)" -m venv $(SITE)
+	$(SITE)/bin/python -m pip install -q -r docs/site/requirements.txt
+	@touch $@
+
+docs-site: $(STAMPS)/site  ## the pages as a site in build/site: works from the disk, asks no other host; dead links are errors
+	rm -rf build/site
+	$(SITE)/bin/python -m sphinx -q -n -W --keep-going -d build/site-doctrees -c docs/site . build/site
+	! grep -rE '(<script[^>]* src|<img[^>]* src|<link[^>]* href)="(https?:)?//|@import|url\(.?https?:' build/site --include='*.html' --include='*.css'
+
 wheel: $(STAMPS)/packages  ## sdist and wheel in dist/, then the wheel installed in a fresh environment and tried
 	rm -rf dist build/wheel-from && mkdir -p build/wheel-from
 	TMPDIR=$(CURDIR)/build/wheel-from $(BIN)/python -m build --no-isolation --outdir dist . >build/wheel.log || { tail -50 build/wheel.log; exit 1; }
@@ -268,6 +280,21 @@ wheel: $(STAMPS)/packages  ## sdist and wheel in dist/, then the wheel installed
 	build/wheel-check/bin/python -m pip install -q --no-deps --force-reinstall dist/*.whl
 	cd build/wheel-check && PYTHONPATH=$$($(CURDIR)/$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
 	  bin/python -P $(CURDIR)/tests/integration/programs/wheel_trial.py
+
+# Of a checkout; the builds of wheels start from an sdist, which has no history.
+export ASYNCFABRIC_COMMIT := $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null)
+$(STAMPS)/wheels: $(STAMPS)/packages release/requirements.txt
+	rm -rf build/wheels/tools
+	$(BIN)/python -m venv build/wheels/tools
+	build/wheels/tools/bin/python -m pip install -q -r release/requirements.txt
+	@[ "$$(id -u)" != 0 ] || command -v debootstrap >/dev/null || apt-get install -y -q --no-install-recommends debootstrap || true
+	@touch $@
+
+VERSIONS ?=
+wheels: $(STAMPS)/wheels  ## dist/: sdist, and a manylinux wheel for each CPython, for an old glibc, each tried without a compiler; VERSIONS="3.13"
+	rm -rf dist && mkdir -p build/wheels
+	$(BIN)/python -m build --sdist --no-isolation --outdir dist . >build/wheels/sdist.log
+	build/wheels/tools/bin/python release/wheels.py $(VERSIONS)
 
 clean:  ## remove what builds made; the environment stays
 	rm -rf build dist *.egg-info asyncfabric/_native/*.so

@@ -164,7 +164,7 @@ cdef class Engine(_CompletionRoom):
 
 
 def build_info():
-    """Return what was compiled in: `version`, `providers`, `compiler`, `glibc` of its headers, `sanitize` and `debug`."""
+    """Return what was compiled in: `version`, `providers`, `compiler`, `glibc` of its headers, `sanitize`, `debug`."""
     return {
         "version": (<bytes> BUILD_VERSION).decode(),
         "providers": tuple(text_of(name) for name in provider_names()),

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 from house_tree import ROOT, shown
@@ -68,11 +70,32 @@ def test_each_page_of_docs_can_be_reached_from_the_index() -> None:
     assert [shown(page) for page in PAGES if page.is_relative_to(ROOT / "docs") and page not in seen] == []
 
 
-def test_the_reference_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("generate_reference", ROOT / "docs" / "reference" / "generate.py")
+def program(path: str) -> Any:
+    """Return a program of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "docs" / path)
     assert spec is not None and spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pictures_show_what_the_tables_hold() -> None:
+    draw = program("pictures/draw.py")
+    outdated = [name for name, picture in draw.PICTURES.items() if (draw.FOLDER / name).read_text() != picture()]
+    assert outdated == [], "run `python docs/pictures/draw.py`"
+
+
+def test_each_page_stands_in_the_navigation_of_the_site() -> None:
+    conf = program("site/conf.py")
+    entries = [entry for entries in conf.NAVIGATION.values() for entry in entries]
+    stale = [entry for entry in entries if not any(ROOT.glob(f"{entry.replace('**', '**/*')}.md"))]
+    names = [page.relative_to(ROOT).with_suffix("").as_posix() for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    assert stale == []
+    assert [name for name in names if not any(fnmatch(name, entry) for entry in entries)] == []
+
+
+def test_the_reference_is_up_to_date() -> None:
+    generate = program("reference/generate.py")
     outdated = [path.name for path, text in generate.pages().items() if not path.exists() or path.read_text() != text]
     assert outdated == [], "run `make docs`"
 

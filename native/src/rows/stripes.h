@@ -56,7 +56,7 @@ class Eight {
     std::memcpy(&key, secret, sizeof key);
     key ^= words.all_;
     multiply_halves(key, key >> 32, product);
-    all_ += product + __builtin_shuffle(words.all_, Longs{1, 0, 3, 2, 5, 4, 7, 6});
+    all_ += product + __builtin_shufflevector(words.all_, words.all_, 1, 0, 3, 2, 5, 4, 7, 6);
   }
   void scramble() {
     Longs key, product;

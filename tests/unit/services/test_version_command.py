@@ -7,12 +7,12 @@ import subprocess
 import sys
 
 import pytest
-from asyncfabric_services import version
-from asyncfabric_services.cli import asyncfabric
 from click.testing import CliRunner
 
 from asyncfabric.errors import DeviceError
 from asyncfabric.observe import build
+from asyncfabric_services import version
+from asyncfabric_services.cli import asyncfabric
 
 
 def test_the_module_prints_what_the_command_prints() -> None:
