@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from asyncfabric.control import LinkConfig, open_link, serve_directory
-from asyncfabric.control.directory import DirectoryTable
+from asyncfabric.control import Directory, LinkConfig, open_link, serve_directory
+from asyncfabric.control.directory import Decision, DirectoryTable
 from asyncfabric.control.messages import Identity
 from asyncfabric_services.dashboard.routes import open_dashboard
 from asyncfabric_services.health.condition import Condition
@@ -116,14 +116,19 @@ class Asked:
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return  # the directory has given up
 
-    async def open(self, nursery: trio.Nursery, table: DirectoryTable) -> None:
+    async def open(self, nursery: trio.Nursery, directory: Directory) -> None:
         """Listen for each node and put it into the table."""
         for number in range(self.count):
             serve = partial(trio.serve_tcp, partial(self.serve, number), 0, host="127.0.0.1")
             (listener,) = await nursery.start(serve)
             http = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
             identity = Identity(name_of(number), number + 1)
-            table.register(identity, role_of(number), "ipc:///none", {HTTP_LABEL: http}, int(trio.current_time() * 1e9))
+            labels, role = {HTTP_LABEL: http}, role_of(number)
+            await directory._shared.decide(partial(_register, identity, role, labels))
+
+
+def _register(identity: Identity, role: str, labels: dict[str, str], table: DirectoryTable) -> Decision:
+    return table.register(identity, role, "ipc:///none", labels)
 
 
 async def main(folder: str, count: int) -> None:
@@ -134,7 +139,7 @@ async def main(folder: str, count: int) -> None:
         serve_directory(link, lease_ns=LEASE_NS) as directory,
         trio.open_nursery() as nursery,
     ):
-        await asked.open(nursery, directory.table)
+        await asked.open(nursery, directory)
         async with open_dashboard(link, lambda: node_rows(stage, link, directory), stop) as routes:
 
             async def times(_: Request) -> JSONResponse:

@@ -5,7 +5,7 @@ import { apply, byName, bytes, columnsOf, duration, edgesOf, number, totalsOf } 
 
 const HIDDEN_MS = 10_000, AGAIN_MS = 2_000, MOST_EVENTS = 60, MOST_ROWS = 12, MOST_MEASURES = 200;
 const at = (id) => document.getElementById(id);
-const nodes = new Map(), tableRows = new Map(), events = [];
+const nodes = new Map(), tableRows = new Map(), changed = new Set(), events = [], fresh = [];
 let source = null, hiding = 0, selected = null, measures = 0;
 
 function connect() {
@@ -24,32 +24,41 @@ function link(state, text) {
   put(at("link"), text);
 }
 
+// Take a moment; it is drawn with the next frame, together with others that came until then: a slow browser skips moments.
 function take(moment, whole) {
-  const start = performance.now();
   if (whole) {
     nodes.clear();
     events.length = 0;
   }
   const set = whole ? moment.nodes : moment.set ?? {};
   apply(nodes, { set, gone: moment.gone });
-  if (selected !== null && !nodes.has(selected)) selected = null;
-  events.push(...(moment.events ?? []));
+  events.push(...moment.events);
   events.splice(0, events.length - MOST_EVENTS);
-  render(Object.keys(set));
-  if (whole || moment.events.length) renderEvents(whole ? [] : moment.events);
+  if (!whole) fresh.push(...moment.events);
+  if (changed.size === 0) requestAnimationFrame(draw);
+  changed.add(""); // no node, but a frame is on its way
+  for (const name of Object.keys(set)) changed.add(name);
   link("ready", "live");
+}
+
+function draw() {
+  const start = performance.now();
+  if (selected !== null && !nodes.has(selected)) selected = null;
+  render([...changed].filter((name) => nodes.has(name)));
+  renderEvents(fresh.splice(0));
+  changed.clear();
   performance.measure("apply", { start });
   if (++measures % MOST_MEASURES === 0) performance.clearMeasures("apply");
 }
 
-function render(changed) {
+function render(names) {
   const edges = edgesOf(nodes);
   const moved = arrange(columnsOf(nodes), select);
-  for (const name of moved ? nodes.keys() : changed) show(name, nodes.get(name), selected);
+  for (const name of moved ? nodes.keys() : names) show(name, nodes.get(name), selected);
   if (moved) measure();
   lines(edges);
   renderTotals(totalsOf(nodes, edges.rails));
-  renderTable(changed);
+  renderTable(names);
   renderRails(edges.rails);
   renderWaits();
   renderUpdates();
@@ -94,7 +103,7 @@ function cellsOf(name, row) {
   return [name, row.role, row.state, number(row.requests), number(row.tokens), sent, pages, version, number(row.waiting || null)];
 }
 
-function renderTable(changed) {
+function renderTable(names) {
   const body = at("nodes").querySelector("tbody");
   for (const [name, row] of tableRows) {
     if (!nodes.has(name)) {
@@ -102,7 +111,7 @@ function renderTable(changed) {
       tableRows.delete(name);
     }
   }
-  for (const name of changed) {
+  for (const name of names) {
     let row = tableRows.get(name);
     if (row === undefined) {
       row = element("tr");
@@ -214,7 +223,7 @@ function renderDetail() {
 const TIME = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const clock = (seconds) => TIME.format(seconds * 1000);
 
-function renderEvents(fresh) {
+function renderEvents(unseen) {
   at("events").dataset.nothing = events.length ? "" : "Nothing has happened yet.";
   fill(at("events"), [...events].reverse(), () => {
     const item = element("li", "event");
@@ -224,7 +233,7 @@ function renderEvents(fresh) {
     [clock(event.at), event.kind, event.node, event.text].forEach((text, index) => put(item.children[index], text));
     item.children[1].dataset.state = event.kind;
   });
-  if (fresh.length) put(at("announce"), fresh.slice(-3).map((event) => `${event.node} ${event.kind}`).join(", "));
+  if (unseen.length) put(at("announce"), unseen.slice(-3).map((event) => `${event.node} ${event.kind}`).join(", "));
 }
 
 at("filter").addEventListener("input", () => {
