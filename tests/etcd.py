@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import processes  # pytest's conftest made it importable
+import processes  # the conftest of integration made it importable
 import pytest
 
 PATIENCE_S = 30.0
