@@ -257,8 +257,9 @@ format:  ## rewrite Python and C++ files in the house's format
 	$(BIN)/ruff format -q .
 	$(BIN)/clang-format --style=file:native/.clang-format -i $(CXX_FILES)
 
-docs: $(STAMPS)/packages  ## the reference from docstrings, and a check of every link of the pages
+docs: $(STAMPS)/packages  ## the reference from docstrings, the Grafana dashboard from the metrics, and a check of every link of the pages
 	$(BIN)/python -P docs/reference/generate.py
+	$(BIN)/python -P docs/grafana/generate.py
 	$(BIN)/python -P -m pytest -q tests/architecture/test_docs.py
 
 SITE := build/site-venv

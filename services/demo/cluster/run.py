@@ -33,12 +33,13 @@ def run_cluster_demo(settings: DemoSettings, *, requests: int, clients: int, as_
     if observed is None:
         return status
     report("every answer is compared with the same model in one process")
-    summary = summarize(settings, observed, _expected(settings, asks), time.monotonic() - began)
+    summary = summarize(settings, observed, expected_answers(settings, asks), time.monotonic() - began)
     show(summary, as_json=as_json)
     return FINE if summary.fine else CHECK_FAILED
 
 
-def _expected(settings: DemoSettings, asks: Sequence[LoadRequest]) -> dict[LoadRequest, str]:
+def expected_answers(settings: DemoSettings, asks: Sequence[LoadRequest]) -> dict[LoadRequest, str]:
+    """Return the answers of the same model in one process; blocking."""
     torch.set_num_threads(settings.threads)
     path = Path(settings.model) if settings.model else None
     choice = ModelChoice(path=path, layers=settings.layers, hidden=settings.hidden, seed=settings.seed)

@@ -106,7 +106,7 @@ async def play(
             await load.until(max(BETWEEN_STEPS, requests - len(load.outcomes)))
             load.stop()
         for node in launcher.running.values():
-            await _measure(node, observed)
+            await measure(node, observed)
     return observed
 
 
@@ -127,21 +127,25 @@ async def _until(node: LocalNode, metric: str, least: float) -> None:
         await trio.sleep(LOOK_SECONDS)
 
 
-async def _measure(node: LocalNode, observed: Observed) -> None:
-    """Add what a node counted; waits a while for its last pages."""
+async def measure(node: LocalNode, observed: Observed) -> None:
+    """Add what a node counted; waits a while for its last pages.
+
+    Cancellation: only this wait ends.
+    """
     metrics = await metrics_of(node)
     if node.role == "router":
         observed.retries += round(sum(value for name, value in metrics.items() if "router_retries_total" in name))
     with trio.move_on_after(FREE_SECONDS):
-        while _out(metrics):
+        while pages_out(metrics):
             await trio.sleep(LOOK_SECONDS)
             metrics = await metrics_of(node)
-    observed.leaked_pages += _out(metrics)
+    observed.leaked_pages += pages_out(metrics)
     observed.sent_bytes += metrics.get("asyncfabric_kv_sent_bytes_total", 0.0)
     observed.open_seconds += metrics.get("asyncfabric_kv_stream_seconds_total", 0.0)
     observed.exposed_seconds += metrics.get("asyncfabric_kv_exposed_seconds_total", 0.0)
 
 
-def _out(metrics: dict[str, float]) -> int:
+def pages_out(metrics: dict[str, float]) -> int:
+    """Return how many pages of a node are not free."""
     held = metrics.get("asyncfabric_kv_held_pages", 0.0)
     return round(held + metrics.get("asyncfabric_kv_quarantined_pages", 0.0))

@@ -119,7 +119,7 @@ async def play(scenario: Scenario, folder: Path, report: Reporter) -> WeightsObs
                 nursery.start_soon(launcher.start, plan_of(name, more))
         report(f"{', '.join(trainers)}, a coordinator and 2 rollouts are there")
         for name in ("rollout-1", "rollout-2"):
-            await _until(launcher.running[name], "asyncfabric_rollout_version", 1)
+            await until_metric(launcher.running[name], "asyncfabric_rollout_version", 1)
         first = await _committed(launcher)
         report(f"both rollouts generate with version {first}")
         await _until_committed(launcher, first + 1)
@@ -128,22 +128,22 @@ async def play(scenario: Scenario, folder: Path, report: Reporter) -> WeightsObs
         report(f"killed rollout-2 at version {at}")
         await _until_committed(launcher, at + 2)
         await launcher.start(plan_of("rollout-3"))
-        await _until(launcher.running["rollout-3"], "asyncfabric_rollout_version", 1)
+        await until_metric(launcher.running["rollout-3"], "asyncfabric_rollout_version", 1)
         at = await _committed(launcher)
         report(f"rollout-3 joined and serves; version {at} is committed")
         await _until_committed(launcher, max(at + 1, scenario.versions))
-        observed.published = {name: await _rows(launcher.running[name], "published") for name in trainers}
+        observed.published = {name: await rows_of(launcher.running[name], "published") for name in trainers}
         for name in trainers:  # ranks agree to end together
             if await (launcher.end(name) if name == trainers[0] else launcher.ended(name)) != 0:
                 observed.dirty_ends.append(name)
         last = await _committed(launcher)
         report(f"drained the training after version {last}")
         for name in ("rollout-1", "rollout-3"):
-            await _until(launcher.running[name], "asyncfabric_rollout_version", last)
-            observed.served[name] = await _rows(launcher.running[name], "versions")
+            await until_metric(launcher.running[name], "asyncfabric_rollout_version", last)
+            observed.served[name] = await rows_of(launcher.running[name], "versions")
             if await launcher.end(name) != 0:
                 observed.dirty_ends.append(name)
-        observed.updates = await _rows(launcher.running["coordinator"], "updates")
+        observed.updates = await rows_of(launcher.running["coordinator"], "updates")
         if await launcher.end("coordinator") != 0:
             observed.dirty_ends.append("coordinator")
     return observed
@@ -155,17 +155,24 @@ async def _committed(launcher: LocalLauncher) -> int:
 
 
 async def _until_committed(launcher: LocalLauncher, version: int) -> None:
-    await _until(launcher.running["coordinator"], "asyncfabric_weights_committed_version", version)
+    await until_metric(launcher.running["coordinator"], "asyncfabric_weights_committed_version", version)
 
 
-async def _until(node: LocalNode, metric: str, least: float) -> None:
-    """Return when a metric of a node is at least so high."""
+async def until_metric(node: LocalNode, metric: str, least: float) -> None:
+    """Return when a metric of a node is at least so high.
+
+    Cancellation: only this wait ends.
+    """
     while True:
         if (await metrics_of(node)).get(metric, 0.0) >= least:
             return
         await trio.sleep(LOOK_SECONDS)
 
 
-async def _rows(node: LocalNode, page: str) -> Rows:
+async def rows_of(node: LocalNode, page: str) -> Rows:
+    """Return what a node shows on a page of its view.
+
+    Cancellation: nothing is left over.
+    """
     rows: Rows = json.loads(await page_of(node, f"/{page}"))[page]
     return rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,8 @@ NODES = {"directory", "router", "prefill-1", "decode-1"}
 CHAIN = ("request", "attempt", "answer", "fill prompt", "prefill", "compute")
 WHERE = ("router", "router", "decode-1", "decode-1", "prefill-1", "prefill-1")
 STATUS_ERROR = 2
+ROOT = Path(__file__).parents[3]
+METRIC = re.compile(r"asyncfabric_[a-z_]+")
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -70,6 +74,16 @@ def test_traces_and_metrics_of_every_node_reach_a_collector(tmp_path: Path, monk
             count = made["router"].until(answered, lambda value: value == 3)
             names = {line.split()[2] for line in made["decode-1"].get("/metrics").splitlines() if "# TYPE" in line}
             until(lambda: requests_of(receiver) == count, "as many requests as /metrics has")
+
+            made.start("coordinator", "rollout-1", "trainer-1", "expert-1", MODEL__EXPERTS="4")
+            shown = {name: node.get("/metrics") for name, node in made.nodes.items()}
+
+    families = {line.split()[2] for text in shown.values() for line in text.splitlines() if "# TYPE" in line}
+    panels = json.loads((ROOT / "docs" / "grafana" / "asyncfabric.json").read_text())["panels"]
+    asked = {name for panel in panels for one in panel.get("targets", ()) for name in METRIC.findall(one["expr"])}
+    assert {name.removesuffix("_bucket") for name in asked} == {
+        name for name in families if name.startswith("asyncfabric_") and not name.endswith("_created")
+    }, "the dashboard asks for what nodes have, and for all of it"
 
     spans = spans_of(receiver, TRACE)
     parent = PARENT

@@ -1,0 +1,264 @@
+"""All systems for a while: a cluster serves, a training feeds rollouts, experts answer; parts die and come back.
+
+`make soak MINUTES=60`. Answers, versions and tokens are compared with those of one process; status 1 when one is wrong
+or lost, a page stays out, or a process that lived past its warm-up holds more than 1 % more. Nodes are those of
+`asyncfabric demo`; this process asks, kills and samples, on trio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import trio
+from process_samples import MOST_GROWTH, Life, draw, growth_of, read_process, table
+
+from asyncfabric.errors import BrokenError
+from asyncfabric_services.demo.cluster import scenario as serving
+from asyncfabric_services.demo.cluster.launcher import Launcher, LocalNode, open_launcher
+from asyncfabric_services.demo.cluster.load import Load
+from asyncfabric_services.demo.cluster.run import expected_answers
+from asyncfabric_services.demo.moe import scenario as experts
+from asyncfabric_services.demo.moe.one_process import right_answers
+from asyncfabric_services.demo.settings import DemoSettings
+from asyncfabric_services.demo.weights import scenario as training
+from asyncfabric_services.demo.weights.verdict import Usual
+from asyncfabric_services.experts.group import open_group
+
+SAMPLE_S, LOOK_S = 5.0, 0.1
+REGIONS = "asyncfabric_registered_regions"
+SERVING = DemoSettings(layers=4, hidden=256, new_tokens=24)
+EXPERTS = DemoSettings(layers=2, hidden=64, new_tokens=8)
+TRAINING = training.Scenario(trainers=2, tp=1, layers=2, hidden=128)
+TRAIN_EVERY = {"ASYNCFABRIC_TRAIN__EVERY": "40"}  # a version lasts so long that it is judged by its checkpoint
+
+
+class Soak:
+    """One cluster with all systems; `seen` counts what happened, `broken` lists what must not."""
+
+    def __init__(self, launcher: Launcher, folder: Path, arguments: argparse.Namespace) -> None:
+        self.seen: Counter[str] = Counter()
+        self.broken: list[str] = []
+        self.lives: dict[int, Life] = {}
+        self._launcher = launcher
+        self._folder = folder
+        self._kill_s: float = arguments.kill_every
+        self._end = trio.current_time() + arguments.minutes * 60
+        self._quarter_s: float = arguments.minutes * 15
+        self._began = trio.current_time()
+        self._dice = random.Random(arguments.seed)
+        weights = training.environment_of(TRAINING, folder) | TRAIN_EVERY
+        kv = serving.environment_of(SERVING)
+        self._settings: Mapping[str, Mapping[str, str]] = {
+            "directory": {"ASYNCFABRIC_CLUSTER__BIND": f"ipc://{folder}/directory.sock"},
+            **dict.fromkeys(("router", "prefill", "decode"), kv),
+            **dict.fromkeys(("trainer", "coordinator", "rollout"), weights),
+            "expert": experts.environment_of(EXPERTS),
+        }
+
+    async def run(self) -> None:
+        """Start everything, trouble it until the time is over, and look at what is left."""
+        await self._start("directory")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._sample)
+            async with trio.open_nursery() as systems:
+                for system in (self._serve, self._train, self._exchange, self._restart_directory):
+                    systems.start_soon(system)
+            nursery.cancel_scope.cancel()
+
+    # ---- the systems
+
+    async def _serve(self) -> None:
+        """Ask, and compare every answer; one of the second nodes is killed and comes back, again and again."""
+        asks = serving.asks_of(SERVING.new_tokens)
+        right = await trio.to_thread.run_sync(expected_answers, SERVING, asks)
+        await self._start("router", "prefill-1", "prefill-2", "decode-1", "decode-2")
+        load = Load(self._launcher.nodes["router"].http, serving.MODEL, asks)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(load.run, 2)
+            while self._goes_on():
+                await load.until(1)
+                if self._due("kv"):
+                    await self._kill_and_start(self._dice.choice(("decode-2", "prefill-2")))
+                self._judge_answers(load, right)
+            load.stop()
+        self._judge_answers(load, right)
+        for name in ("prefill-1", "prefill-2", "decode-1", "decode-2"):
+            observed = serving.Observed()
+            await serving.measure(self._launcher.nodes[name], observed)
+            if observed.leaked_pages:
+                self.broken.append(f"{observed.leaked_pages} pages of {name} are out and nobody asks")
+
+    def _judge_answers(self, load: Load, right: Mapping[object, str]) -> None:
+        outcomes, load.outcomes[:] = list(load.outcomes), []
+        for outcome in outcomes:
+            self.seen["answers"] += 1
+            if outcome.error:
+                self.broken.append(f"a request was lost after {outcome.seconds:.1f} s: {outcome.error}")
+            elif outcome.text != right[outcome.ask]:
+                self.broken.append(f"a wrong answer to {outcome.ask.prompt[:20]!r}: {outcome.text!r}")
+
+    async def _train(self) -> None:
+        """Train, and compare every version that a rollout served; the second one is killed and comes back."""
+        port, names = training.free_port(), ("rollout-1", "rollout-2")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._start, "coordinator", *names)
+            for rank in range(TRAINING.trainers):
+                more = training.torchrun_variables(rank, TRAINING.trainers, port)
+                nursery.start_soon(self._start_one, f"trainer-{rank}", more)
+        for name in names:
+            await training.until_metric(self._launcher.nodes[name], "asyncfabric_rollout_version", 1)
+        usual = Usual(self._folder / "checkpoints", self._folder / "decisions")
+        judged: set[tuple[int, int]] = set()
+        while self._goes_on():
+            for name in names:
+                await self._judge_versions(self._launcher.nodes[name], usual, judged)
+            if self._due("weights"):
+                await self._kill_and_start("rollout-2")
+                await training.until_metric(self._launcher.nodes["rollout-2"], "asyncfabric_rollout_version", 1)
+            await trio.sleep(SAMPLE_S)
+
+    async def _judge_versions(self, node: LocalNode, usual: Usual, judged: set[tuple[int, int]]) -> None:
+        for row in (await training.rows_of(node, "versions"))[:-1]:  # the last one serves still
+            key = (node.process.pid, row["version"])
+            if key in judged:
+                continue
+            judged.add(key)
+            self.seen["versions"] += 1
+            if row["torn"]:
+                self.broken.append(f"version {row['version']} changed while {node.name} served it")
+            try:
+                wrong = await trio.to_thread.run_sync(usual.wrong, row)
+            except OSError:
+                self.seen["versions whose checkpoint was gone"] += 1
+            else:
+                if wrong:
+                    self.broken.append(f"version {row['version']} of {node.name} is not its checkpoint")
+
+    async def _exchange(self) -> None:
+        """Have experts answer; one is killed in the middle, the others go on, it comes back into a new group."""
+        whole, fewer = await trio.to_thread.run_sync(right_answers, EXPERTS)
+        names, prompts = [f"expert-{rank}" for rank in range(experts.NODES)], experts.prompts_of()
+        await self._start(*names)
+        victim = names[experts.VICTIM]
+        while self._goes_on():
+            try:
+                directory = self._launcher.nodes["directory"].link
+                async with open_group(
+                    directory, len(names), ipc_folder=self._launcher.ipc_folder, patience=experts.PATIENCE_S
+                ) as conductor:
+                    while self._goes_on() and not self._due("experts"):
+                        self._judge_tokens(await conductor.generate(prompts, EXPERTS.new_tokens), whole, whole)
+                        await trio.sleep(LOOK_S)
+                    if not self._goes_on():
+                        return
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._launcher.kill, victim)
+                        self._judge_tokens(await conductor.generate(prompts, EXPERTS.new_tokens), whole, fewer)
+                    self._judge_tokens(await conductor.generate(prompts, EXPERTS.new_tokens), fewer, fewer)
+                    self.seen["kills"] += 1
+            except BrokenError as error:
+                self.seen["groups that did not come together"] += 1
+                print(f"experts: {error}", file=sys.stderr, flush=True)
+            if victim not in self._launcher.nodes:
+                await self._start(victim)
+
+    def _judge_tokens(self, given: list[list[int]], *right: list[list[int]]) -> None:
+        self.seen["expert answers"] += len(given)
+        for number, tokens in enumerate(given):
+            if tokens not in [each[number] for each in right]:
+                self.broken.append(f"experts: wrong tokens for prompt {number}: {tokens}")
+
+    async def _restart_directory(self) -> None:
+        """Kill the directory once, and start it where it was."""
+        await trio.sleep(self._quarter_s)
+        await self._launcher.kill("directory")
+        await self._start("directory")
+        self.seen["directory restarts"] += 1
+
+    # ---- what they share
+
+    def _goes_on(self) -> bool:
+        return trio.current_time() < self._end
+
+    def _due(self, what: str) -> bool:
+        """Return whether a part of a system is to be killed now: each has its turn every `--kill-every` seconds."""
+        turn = f"turns of {what}"
+        due = trio.current_time() > self._began + (self.seen[turn] + 1) * self._kill_s
+        self.seen[turn] += due
+        return due
+
+    async def _kill_and_start(self, name: str) -> None:
+        await self._launcher.kill(name)
+        self.seen["kills"] += 1
+        await self._start(name)
+
+    async def _start(self, *names: str) -> None:
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(self._start_one, name, {})
+
+    async def _start_one(self, name: str, more: Mapping[str, str]) -> None:
+        role = name.partition("-")[0]
+        await self._launcher.start(role, name, **self._settings[role], **more)
+
+    async def _sample(self) -> None:
+        while True:
+            for node in list(self._launcher.nodes.values()):
+                life = self.lives.setdefault(node.process.pid, Life(node.name, node.process.pid))
+                try:
+                    figures = read_process(node.process.pid)
+                    metrics = await node.metrics() if node.http else {}
+                except OSError:  # it was killed just now
+                    continue
+                regions = sum(metrics[name] for name in metrics if name.startswith(REGIONS))
+                figures |= {"regions": regions, "pages out": serving.pages_out(metrics)}
+                if metrics:
+                    life.add(trio.current_time() - self._began, figures)
+            await trio.sleep(SAMPLE_S)
+
+
+async def soaked(arguments: argparse.Namespace) -> Soak:
+    """Run the soak."""
+    with TemporaryDirectory(prefix="af-soak-", dir="/tmp") as folder:
+        async with open_launcher({}) as launcher:
+            soak = Soak(launcher, Path(folder), arguments)
+            await soak.run()
+    return soak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--kill-every", type=float, default=60.0, help="seconds between two kills in each system")
+    parser.add_argument("--warm", type=float, default=600.0, help="seconds of a process before its growth is judged")
+    parser.add_argument("--output", type=Path, default=Path("build/soak"))
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    soak = trio.run(soaked, arguments)
+    lives = [life for life in soak.lives.values() if life.times]
+    growths = growth_of(lives, arguments.warm, min(180.0, arguments.minutes * 9))
+    grown = [one for one in growths if one.share > MOST_GROWTH]
+    soak.broken += [f"{one.figure} of {one.life.name} grew from {one.first:g} to {one.last:g}" for one in grown]
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    draw(lives, arguments.output / "soak.svg")
+    print(table(growths, lives))
+    facts = {name: count for name, count in sorted(soak.seen.items()) if not name.startswith("turns")}
+    print(json.dumps({"minutes": round((time.monotonic() - began) / 60, 1), **facts, "broken": len(soak.broken)}))
+    for text in dict.fromkeys(soak.broken):
+        print(f"BROKEN: {text}", file=sys.stderr)
+    sys.exit(1 if soak.broken else 0)
+
+
+if __name__ == "__main__":
+    main()
