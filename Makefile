@@ -1,6 +1,6 @@
 # Makefile: one verb per line of the README, each doing its own set-up on Debian or Ubuntu with Python 3.11+, a C++20
 # compiler and apt. The environment is .venv, so `.venv/bin/asyncfabric` is the command after any verb.
-# Stamps under build/ make a repeated call quick. Options: PYTHON, PYTEST_FLAGS, WORKERS, DEMO_FLAGS, BENCH_FLAGS, JOBS.
+# Stamps under build/ make a repeated call quick. Options: PYTHON, PYTEST_FLAGS, WORKERS, DEMO_FLAGS, SOAK_FLAGS, BENCH_FLAGS, JOBS.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -24,7 +24,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-native test-python doors launchers coverage check format build asan tsan fuzz rxe browser gpu ptx bench docs docs-site wheel wheels clean
+.PHONY: help demo test test-native test-python soak doors launchers coverage check format build asan tsan fuzz rxe browser gpu ptx bench docs docs-site wheel wheels clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -97,6 +97,10 @@ test: test-native test-python  ## rings 0 to 5: architecture, unit, property, na
 # a short name.
 test-python: build $(STAMPS)/test-apt
 	$(BIN)/python -P -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile --no-loadscope-reorder --basetemp=/tmp/af-tests-$$$$) $(PYTEST_FLAGS)
+
+MINUTES ?= 60
+soak: build  ## all systems for MINUTES=60 while parts are killed and come back: answers compared, growth judged and drawn in build/soak
+	$(BIN)/python tests/soak/system_soak.py --minutes $(MINUTES) $(SOAK_FLAGS)
 
 # Foreign packages have an environment of their own, that .venv stays what our users install. It lies over .venv: a file of
 # paths makes the packages there importable, torch for the CPU among them. --no-deps: their own pins want CUDA wheels.

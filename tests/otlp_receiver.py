@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -68,7 +68,8 @@ def receiving() -> Iterator[Receiver]:
             self.send_header("content-type", "application/x-protobuf")
             self.send_header("content-length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(answer)
+            with suppress(BrokenPipeError):  # a node that was killed meanwhile
+                self.wfile.write(answer)
 
         def log_message(self, *_: Any) -> None:
             pass

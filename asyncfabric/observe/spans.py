@@ -7,8 +7,8 @@ are drawn in one picture (`observe.trace`).
 
 from __future__ import annotations
 
+import random
 import re
-import secrets
 import time
 from collections import deque
 from types import TracebackType
@@ -103,7 +103,12 @@ def read_context(traceparent: str, tracestate: str = "") -> str:
 
 def new_context() -> TraceContext:
     """Return a context for a request that came without one."""
-    return TraceContext(secrets.token_hex(16), secrets.token_hex(8))
+    return TraceContext(_random_digits(32), _random_digits(16))
+
+
+def _random_digits(count: int) -> str:
+    """Return hexadecimal digits of a generator that each process, forked ones too, seeds anew: ids are no secrets."""
+    return f"{random.getrandbits(4 * count):0{count}x}"
 
 
 class SpanExporter(Protocol):
@@ -194,7 +199,7 @@ class OpenSpan:
 
     def _number(self) -> str:
         context = self._parse()
-        self._id = self._id or (context.span if context is not None and self._first else secrets.token_hex(8))
+        self._id = self._id or (context.span if context is not None and self._first else _random_digits(16))
         return self._id
 
 

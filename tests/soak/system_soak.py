@@ -21,7 +21,6 @@ import torch
 import trio
 from process_samples import MOST_GROWTH, Life, draw, growth_of, read_process, table
 
-from asyncfabric.errors import BrokenError
 from asyncfabric_services.demo.cluster import scenario as serving
 from asyncfabric_services.demo.cluster.launcher import Launcher, LocalNode, open_launcher
 from asyncfabric_services.demo.cluster.load import Load
@@ -51,12 +50,17 @@ class Soak:
         self._launcher = launcher
         self._folder = folder
         self._kill_s: float = arguments.kill_every
-        self._end = trio.current_time() + arguments.minutes * 60
         self._quarter_s: float = arguments.minutes * 15
-        self._began = trio.current_time()
+        # One after the other, here: each seeds the generator of torch, which threads share.
+        self._right_answers = expected_answers(SERVING, serving.asks_of(SERVING.new_tokens))
+        self._right_tokens = right_answers(EXPERTS)
+        self._shown = 0
+        self._directory = ""
         self._dice = random.Random(arguments.seed)
         weights = training.environment_of(TRAINING, folder) | TRAIN_EVERY
         kv = serving.environment_of(SERVING)
+        self._began = trio.current_time()
+        self._end = self._began + arguments.minutes * 60
         self._settings: Mapping[str, Mapping[str, str]] = {
             "directory": {"ASYNCFABRIC_CLUSTER__BIND": f"ipc://{folder}/directory.sock"},
             **dict.fromkeys(("router", "prefill", "decode"), kv),
@@ -67,6 +71,7 @@ class Soak:
     async def run(self) -> None:
         """Start everything, trouble it until the time is over, and look at what is left."""
         await self._start("directory")
+        self._directory = self._launcher.nodes["directory"].link
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sample)
             async with trio.open_nursery() as systems:
@@ -79,7 +84,7 @@ class Soak:
     async def _serve(self) -> None:
         """Ask, and compare every answer; one of the second nodes is killed and comes back, again and again."""
         asks = serving.asks_of(SERVING.new_tokens)
-        right = await trio.to_thread.run_sync(expected_answers, SERVING, asks)
+        right = self._right_answers
         await self._start("router", "prefill-1", "prefill-2", "decode-1", "decode-2")
         load = Load(self._launcher.nodes["router"].http, serving.MODEL, asks)
         async with trio.open_nursery() as nursery:
@@ -144,32 +149,26 @@ class Soak:
                     self.broken.append(f"version {row['version']} of {node.name} is not its checkpoint")
 
     async def _exchange(self) -> None:
-        """Have experts answer; one is killed in the middle, the others go on, it comes back into a new group."""
-        whole, fewer = await trio.to_thread.run_sync(right_answers, EXPERTS)
+        """Have experts answer; one is killed at half time, in the middle of an answer, and the others go on."""
+        whole, fewer = self._right_tokens
         names, prompts = [f"expert-{rank}" for rank in range(experts.NODES)], experts.prompts_of()
         await self._start(*names)
-        victim = names[experts.VICTIM]
-        while self._goes_on():
-            try:
-                directory = self._launcher.nodes["directory"].link
-                async with open_group(
-                    directory, len(names), ipc_folder=self._launcher.ipc_folder, patience=experts.PATIENCE_S
-                ) as conductor:
-                    while self._goes_on() and not self._due("experts"):
-                        self._judge_tokens(await conductor.generate(prompts, EXPERTS.new_tokens), whole, whole)
-                        await trio.sleep(LOOK_S)
-                    if not self._goes_on():
-                        return
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._launcher.kill, victim)
-                        self._judge_tokens(await conductor.generate(prompts, EXPERTS.new_tokens), whole, fewer)
-                    self._judge_tokens(await conductor.generate(prompts, EXPERTS.new_tokens), fewer, fewer)
-                    self.seen["kills"] += 1
-            except BrokenError as error:
-                self.seen["groups that did not come together"] += 1
-                print(f"experts: {error}", file=sys.stderr, flush=True)
-            if victim not in self._launcher.nodes:
-                await self._start(victim)
+        folder, patience = self._launcher.ipc_folder, experts.PATIENCE_S
+        async with open_group(self._directory, len(names), ipc_folder=folder, patience=patience) as conductor:
+
+            async def answer(*right: list[list[int]]) -> None:
+                self._judge_tokens(await conductor.generate(prompts, EXPERTS.new_tokens), *right)
+                await trio.sleep(LOOK_S)
+
+            while trio.current_time() < (self._began + self._end) / 2:
+                await answer(whole)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(answer, whole, fewer)
+                await trio.sleep(LOOK_S)
+                await self._launcher.kill(names[experts.VICTIM])
+            self.seen["kills"] += 1
+            while self._goes_on():
+                await answer(fewer)
 
     def _judge_tokens(self, given: list[list[int]], *right: list[list[int]]) -> None:
         self.seen["expert answers"] += len(given)
@@ -217,13 +216,22 @@ class Soak:
                 try:
                     figures = read_process(node.process.pid)
                     metrics = await node.metrics() if node.http else {}
-                except OSError:  # it was killed just now
+                except (OSError, ValueError, trio.BrokenResourceError):  # it was killed just now
                     continue
                 regions = sum(metrics[name] for name in metrics if name.startswith(REGIONS))
                 figures |= {"regions": regions, "pages out": serving.pages_out(metrics)}
                 if metrics:
                     life.add(trio.current_time() - self._began, figures)
+            self._show()
             await trio.sleep(SAMPLE_S)
+
+    def _show(self) -> None:
+        """Write a line each minute, so that who waits for the end sees it come."""
+        minute = int((trio.current_time() - self._began) / 60)
+        if minute > self._shown:
+            self._shown = minute
+            facts = {name: count for name, count in sorted(self.seen.items()) if not name.startswith("turns")}
+            print(f"minute {minute}: {facts}, broken: {self.broken[-1:]}", file=sys.stderr, flush=True)
 
 
 async def soaked(arguments: argparse.Namespace) -> Soak:
@@ -231,7 +239,7 @@ async def soaked(arguments: argparse.Namespace) -> Soak:
     with TemporaryDirectory(prefix="af-soak-", dir="/tmp") as folder:
         async with open_launcher({}) as launcher:
             soak = Soak(launcher, Path(folder), arguments)
-            await soak.run()
+            await soak.run()  # its minutes begin when the right answers are known
     return soak
 
 
@@ -251,8 +259,8 @@ def main() -> None:
     grown = [one for one in growths if one.share > MOST_GROWTH]
     soak.broken += [f"{one.figure} of {one.life.name} grew from {one.first:g} to {one.last:g}" for one in grown]
     arguments.output.mkdir(parents=True, exist_ok=True)
+    print(table(growths, lives), flush=True)
     draw(lives, arguments.output / "soak.svg")
-    print(table(growths, lives))
     facts = {name: count for name, count in sorted(soak.seen.items()) if not name.startswith("turns")}
     print(json.dumps({"minutes": round((time.monotonic() - began) / 60, 1), **facts, "broken": len(soak.broken)}))
     for text in dict.fromkeys(soak.broken):

@@ -75,7 +75,9 @@ def test_traces_and_metrics_of_every_node_reach_a_collector(tmp_path: Path, monk
             names = {line.split()[2] for line in made["decode-1"].get("/metrics").splitlines() if "# TYPE" in line}
             until(lambda: requests_of(receiver) == count, "as many requests as /metrics has")
 
-            made.start("coordinator", "rollout-1", "trainer-1", "expert-1", MODEL__EXPERTS="4")
+            made.start(
+                "coordinator", "rollout-1", "trainer-1", "expert-1", MODEL__EXPERTS="4", WEIGHTS__LOG=f"{tmp_path}/log"
+            )
             shown = {name: node.get("/metrics") for name, node in made.nodes.items()}
 
     families = {line.split()[2] for text in shown.values() for line in text.splitlines() if "# TYPE" in line}

@@ -1,0 +1,52 @@
+"""What the soak calls growth: planted leaks are found in the life that has them, noise and warm-up are not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from process_samples import FIGURES, MOST_GROWTH, Life, growth_of, read_process, table
+
+
+def life(name: str, seconds: int, **changed: float) -> Life:
+    """Return a life that warms up for 600 s and then stays, but for what grows by so much a second."""
+    made = Life(name, 7)
+    for at in range(0, seconds, 5):
+        noise = 1 + 0.004 * ((at // 5) % 3 - 1)
+        steady = {figure: 100.0 * noise * min(1.0, 0.5 + at / 1200) for figure in FIGURES}
+        made.add(at, steady | {figure: steady[figure] + rate * at for figure, rate in changed.items()})
+    return made
+
+
+def grown(*lives: Life) -> list[tuple[str, str]]:
+    found = growth_of(lives, 600, 180)
+    return [(one.life.name, one.figure) for one in found if one.share > MOST_GROWTH]
+
+
+def test_growth_after_the_warm_up_is_found_where_it_is() -> None:
+    assert grown(life("a", 3600), life("short", 900)) == []
+    leaking = {"resident MiB": 0.001, "descriptors": 0.002, "pages out": 1.0}
+    assert grown(life("a", 3600), life("b", 3600, **leaking)) == [("b", "resident MiB"), ("b", "descriptors")]
+    lives = [life("a", 3600), life("short", 900)]
+    assert "1 lives were too short" in table(growth_of(lives, 600, 180), lives)
+
+
+def test_a_figure_that_was_nothing_may_not_become_something() -> None:
+    made = Life("a", 7)
+    for at in range(0, 3600, 5):
+        made.add(at, {"shared KiB": float(at > 3000)})
+    assert grown(made) == [("a", "shared KiB")]
+
+
+def test_what_the_kernel_reports_of_a_process() -> None:
+    before = read_process(os.getpid())
+    assert set(before) == set(FIGURES[:4]) and before["resident MiB"] > 5 and before["threads"] >= 1
+    with open("/dev/null"):
+        assert read_process(os.getpid())["descriptors"] == before["descriptors"] + 1
+    with pytest.raises(OSError):
+        read_process(1 << 22)
