@@ -21,24 +21,29 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from otlp_receiver import receiving
 
 from asyncfabric.observe.spans import new_context
-from asyncfabric_services.demo.cluster.launcher import Launcher, open_launcher
 from asyncfabric_services.demo.cluster.scenario import MODEL, asks_of, environment_of
+from asyncfabric_services.demo.nodes import open_nodes, plan_of
 from asyncfabric_services.demo.settings import DemoSettings
+from asyncfabric_services.launch.local import LocalLauncher
 
 SETTINGS = DemoSettings()  # as `asyncfabric demo kv`
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def cpu_s(launcher: Launcher) -> float:
+def cpu_s(launcher: LocalLauncher) -> float:
     """Return the CPU seconds of all nodes so far."""
-    texts = (Path(f"/proc/{node.process.pid}/stat").read_text() for node in launcher.nodes.values())
+    texts = (
+        Path(f"/proc/{node.process.pid}/stat").read_text()
+        for node in launcher.running.values()
+        if node.process is not None
+    )
     return sum(sum(map(int, text.rpartition(")")[2].split()[11:13])) for text in texts) * TICK_S
 
 
-async def asked(launcher: Launcher, requests: int) -> tuple[float, float]:
+async def asked(launcher: LocalLauncher, requests: int) -> tuple[float, float]:
     """Ask one after the other; return (CPU seconds of the nodes, seconds here) of a request."""
     asks, cpu, began = asks_of(SETTINGS.new_tokens), cpu_s(launcher), trio.current_time()
-    base = f"{launcher.nodes['router'].http}/v1"
+    base = f"{launcher.running['router'].http}/v1"
     async with openai.AsyncOpenAI(base_url=base, api_key="unused", max_retries=0) as client:
         for number in range(requests):
             ask = asks[number % len(asks)]
@@ -57,15 +62,15 @@ async def measured(turns: int, requests: int, endpoint: str) -> dict[str, list[t
     settings = environment_of(SETTINGS)
     rows: dict[str, list[tuple[float, float]]] = {"off": [], "on": []}
     async with (
-        open_launcher(settings) as off,
-        open_launcher(settings | {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}) as on,
+        open_nodes(settings) as off,
+        open_nodes(settings | {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}) as on,
     ):
         launchers = {"off": off, "on": on}
         for launcher in launchers.values():
-            await launcher.start("directory", "directory")
+            await launcher.start(plan_of("directory"))
             async with trio.open_nursery() as nursery:
                 for name in ("router", "prefill-1", "decode-1"):
-                    nursery.start_soon(launcher.start, name.partition("-")[0], name)
+                    nursery.start_soon(launcher.start, plan_of(name))
             await asked(launcher, 6)  # warm
         for turn in range(turns):
             for name in ("off", "on") if turn % 2 else ("on", "off"):

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,18 +22,24 @@ import torch
 import trio
 from process_samples import MOST_GROWTH, Life, draw, growth_of, read_process, table
 
+from asyncfabric.errors import BrokenError
 from asyncfabric_services.demo.cluster import scenario as serving
-from asyncfabric_services.demo.cluster.launcher import Launcher, LocalNode, open_launcher
 from asyncfabric_services.demo.cluster.load import Load
 from asyncfabric_services.demo.cluster.run import expected_answers
 from asyncfabric_services.demo.moe import scenario as experts
 from asyncfabric_services.demo.moe.one_process import right_answers
+from asyncfabric_services.demo.nodes import metrics_of, open_nodes, plan_of
 from asyncfabric_services.demo.settings import DemoSettings
 from asyncfabric_services.demo.weights import scenario as training
 from asyncfabric_services.demo.weights.verdict import Usual
 from asyncfabric_services.experts.group import open_group
+from asyncfabric_services.interruption import first_failure
+from asyncfabric_services.launch.local import LocalLauncher, free_port
+from asyncfabric_services.launch.local_node import LocalNode
+from asyncfabric_services.look.asking import NoAnswer
 
 SAMPLE_S, LOOK_S = 5.0, 0.1
+ROUNDS_WITHOUT = 10
 REGIONS = "asyncfabric_registered_regions"
 SERVING = DemoSettings(layers=4, hidden=256, new_tokens=24)
 EXPERTS = DemoSettings(layers=2, hidden=64, new_tokens=8)
@@ -43,7 +50,7 @@ TRAIN_EVERY = {"ASYNCFABRIC_TRAIN__EVERY": "40"}  # a version lasts so long that
 class Soak:
     """One cluster with all systems; `seen` counts what happened, `broken` lists what must not."""
 
-    def __init__(self, launcher: Launcher, folder: Path, arguments: argparse.Namespace) -> None:
+    def __init__(self, launcher: LocalLauncher, folder: Path, arguments: argparse.Namespace) -> None:
         self.seen: Counter[str] = Counter()
         self.broken: list[str] = []
         self.lives: dict[int, Life] = {}
@@ -62,7 +69,7 @@ class Soak:
         self._began = trio.current_time()
         self._end = self._began + arguments.minutes * 60
         self._settings: Mapping[str, Mapping[str, str]] = {
-            "directory": {"ASYNCFABRIC_CLUSTER__BIND": f"ipc://{folder}/directory.sock"},
+            "directory": {},
             **dict.fromkeys(("router", "prefill", "decode"), kv),
             **dict.fromkeys(("trainer", "coordinator", "rollout"), weights),
             "expert": experts.environment_of(EXPERTS),
@@ -71,7 +78,7 @@ class Soak:
     async def run(self) -> None:
         """Start everything, trouble it until the time is over, and look at what is left."""
         await self._start("directory")
-        self._directory = self._launcher.nodes["directory"].link
+        self._directory = self._launcher.running["directory"].link
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sample)
             async with trio.open_nursery() as systems:
@@ -86,7 +93,7 @@ class Soak:
         asks = serving.asks_of(SERVING.new_tokens)
         right = self._right_answers
         await self._start("router", "prefill-1", "prefill-2", "decode-1", "decode-2")
-        load = Load(self._launcher.nodes["router"].http, serving.MODEL, asks)
+        load = Load(self._launcher.running["router"].http, serving.MODEL, asks)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load.run, 2)
             while self._goes_on():
@@ -98,7 +105,7 @@ class Soak:
         self._judge_answers(load, right)
         for name in ("prefill-1", "prefill-2", "decode-1", "decode-2"):
             observed = serving.Observed()
-            await serving.measure(self._launcher.nodes[name], observed)
+            await serving.measure(self._launcher.running[name], observed)
             if observed.leaked_pages:
                 self.broken.append(f"{observed.leaked_pages} pages of {name} are out and nobody asks")
 
@@ -113,27 +120,27 @@ class Soak:
 
     async def _train(self) -> None:
         """Train, and compare every version that a rollout served; the second one is killed and comes back."""
-        port, names = training.free_port(), ("rollout-1", "rollout-2")
+        port, names = free_port(), ("rollout-1", "rollout-2")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._start, "coordinator", *names)
             for rank in range(TRAINING.trainers):
                 more = training.torchrun_variables(rank, TRAINING.trainers, port)
                 nursery.start_soon(self._start_one, f"trainer-{rank}", more)
         for name in names:
-            await training.until_metric(self._launcher.nodes[name], "asyncfabric_rollout_version", 1)
+            await training.until_metric(self._launcher.running[name], "asyncfabric_rollout_version", 1)
         usual = Usual(self._folder / "checkpoints", self._folder / "decisions")
         judged: set[tuple[int, int]] = set()
         while self._goes_on():
             for name in names:
-                await self._judge_versions(self._launcher.nodes[name], usual, judged)
+                await self._judge_versions(self._launcher.running[name], usual, judged)
             if self._due("weights"):
                 await self._kill_and_start("rollout-2")
-                await training.until_metric(self._launcher.nodes["rollout-2"], "asyncfabric_rollout_version", 1)
+                await training.until_metric(self._launcher.running["rollout-2"], "asyncfabric_rollout_version", 1)
             await trio.sleep(SAMPLE_S)
 
     async def _judge_versions(self, node: LocalNode, usual: Usual, judged: set[tuple[int, int]]) -> None:
         for row in (await training.rows_of(node, "versions"))[:-1]:  # the last one serves still
-            key = (node.process.pid, row["version"])
+            key = (node.process.pid if node.process is not None else 0, row["version"])
             if key in judged:
                 continue
             judged.add(key)
@@ -149,26 +156,42 @@ class Soak:
                     self.broken.append(f"version {row['version']} of {node.name} is not its checkpoint")
 
     async def _exchange(self) -> None:
-        """Have experts answer; one is killed at half time, in the middle of an answer, and the others go on."""
-        whole, fewer = self._right_tokens
-        names, prompts = [f"expert-{rank}" for rank in range(experts.NODES)], experts.prompts_of()
-        await self._start(*names)
+        """Have experts answer; one is killed at half time. A group lasts as long as its nodes: all begin anew then."""
+        names, half = [f"expert-{rank}" for rank in range(experts.NODES)], (self._began + self._end) / 2
+        while self._goes_on():
+            await self._start(*names)
+            try:
+                await self._conduct(names, half)
+            except* BrokenError as group:
+                self.broken.append(f"experts that nobody killed were lost: {first_failure(group)}")
+            half = self._end
+            for name in [name for name in names if name in self._launcher.running]:
+                await (self._launcher.kill if self._goes_on() else self._launcher.end)(name)
+
+    async def _conduct(self, names: list[str], kill_at: float) -> None:
+        """Bring the group together and ask; from `kill_at` on without one of them, until the group has answered so."""
+        (whole, fewer), prompts = self._right_tokens, experts.prompts_of()
         folder, patience = self._launcher.ipc_folder, experts.PATIENCE_S
         async with open_group(self._directory, len(names), ipc_folder=folder, patience=patience) as conductor:
 
-            async def answer(*right: list[list[int]]) -> None:
-                self._judge_tokens(await conductor.generate(prompts, EXPERTS.new_tokens), *right)
+            async def answer(*right: list[list[int]], departures: int = 0) -> None:
+                given = await conductor.generate(prompts, EXPERTS.new_tokens)
+                if len(conductor.departures) > departures:
+                    raise BrokenError(conductor.departures[-1].because)
+                self._judge_tokens(given, *right)
                 await trio.sleep(LOOK_S)
 
-            while trio.current_time() < (self._began + self._end) / 2:
+            while self._goes_on() and trio.current_time() < kill_at:
                 await answer(whole)
+            if not self._goes_on():
+                return
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(answer, whole, fewer)
+                nursery.start_soon(partial(answer, whole, fewer, departures=1))
                 await trio.sleep(LOOK_S)
                 await self._launcher.kill(names[experts.VICTIM])
             self.seen["kills"] += 1
-            while self._goes_on():
-                await answer(fewer)
+            for _ in range(ROUNDS_WITHOUT):
+                await answer(fewer, departures=1)
 
     def _judge_tokens(self, given: list[list[int]], *right: list[list[int]]) -> None:
         self.seen["expert answers"] += len(given)
@@ -207,20 +230,20 @@ class Soak:
 
     async def _start_one(self, name: str, more: Mapping[str, str]) -> None:
         role = name.partition("-")[0]
-        await self._launcher.start(role, name, **self._settings[role], **more)
+        await self._launcher.start(plan_of(name, {**self._settings[role], **more}))
 
     async def _sample(self) -> None:
         while True:
-            for node in list(self._launcher.nodes.values()):
-                life = self.lives.setdefault(node.process.pid, Life(node.name, node.process.pid))
+            for node in list(self._launcher.running.values()):
+                pid = node.process.pid if node.process is not None else 0
                 try:
-                    figures = read_process(node.process.pid)
-                    metrics = await node.metrics() if node.http else {}
-                except (OSError, ValueError, trio.BrokenResourceError):  # it was killed just now
+                    figures, metrics = read_process(pid), await metrics_of(node) if node.http else {}
+                except (OSError, ValueError, NoAnswer):  # it was killed just now
                     continue
-                regions = sum(metrics[name] for name in metrics if name.startswith(REGIONS))
-                figures |= {"regions": regions, "pages out": serving.pages_out(metrics)}
                 if metrics:
+                    regions = sum(metrics[name] for name in metrics if name.startswith(REGIONS))
+                    figures |= {"regions": regions, "pages out": serving.pages_out(metrics)}
+                    life = self.lives.setdefault(pid, Life(node.name, pid))
                     life.add(trio.current_time() - self._began, figures)
             self._show()
             await trio.sleep(SAMPLE_S)
@@ -237,7 +260,7 @@ class Soak:
 async def soaked(arguments: argparse.Namespace) -> Soak:
     """Run the soak."""
     with TemporaryDirectory(prefix="af-soak-", dir="/tmp") as folder:
-        async with open_launcher({}) as launcher:
+        async with open_nodes({}) as launcher:
             soak = Soak(launcher, Path(folder), arguments)
             await soak.run()  # its minutes begin when the right answers are known
     return soak

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 for needed in ("torch", "transformers", "openai", "hypercorn", "opentelemetry.sdk", "opentelemetry.proto"):
     pytest.importorskip(needed, reason=f"telemetry of a cluster needs {needed}")
 
-from cluster import PATIENCE, cluster  # noqa: E402
+from cluster import PATIENCE, Cluster, Service, cluster  # noqa: E402
 from otlp_receiver import Receiver, plain, receiving  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -55,37 +55,32 @@ def spans_of(receiver: Receiver, trace: str) -> dict[str, tuple[str, Any]]:
         }
 
 
-def test_traces_and_metrics_of_every_node_reach_a_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with receiving() as receiver:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.address)
-        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "200")
-        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
-        with cluster(tmp_path, "prefill-1", "decode-1") as made, made.client() as client:
-            made.until_routed(prefill=1, decode=1)
-            given = ask(client, f"00-{TRACE}-{PARENT}-01")
-            new = ask(client)
-            assert ask(client, f"00-{UNSAMPLED}-{PARENT}-00") == ""
-            wanted = {*CHAIN, "decode", "stream", "chunk", "wait for pages"}
-            until(lambda: spans_of(receiver, TRACE).keys() >= wanted, "the spans of the trace")
-            until(lambda: spans_of(receiver, new[3:35]).keys() >= wanted, "the spans of a trace of ours")
-            until(lambda: receiver.metrics.keys() == NODES, "metrics of each node")
-            answered = 'asyncfabric_router_requests_total{endpoint="completions",status="200"}'
-            count = made["router"].until(answered, lambda value: value == 3)
-            names = {line.split()[2] for line in made["decode-1"].get("/metrics").splitlines() if "# TYPE" in line}
-            until(lambda: requests_of(receiver) == count, "as many requests as /metrics has")
+@pytest.fixture(scope="module")
+def exporting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Receiver, Cluster]]:
+    folder = tmp_path_factory.mktemp("otlp")
+    with receiving() as receiver, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.address)
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        patch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "500")
+        patch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+        log = f"{folder}/decisions"
+        with cluster(folder, "prefill-1", "decode-1", MODEL__EXPERTS="4", WEIGHTS__LOG=log) as made:
+            yield receiver, made
 
-            made.start(
-                "coordinator", "rollout-1", "trainer-1", "expert-1", MODEL__EXPERTS="4", WEIGHTS__LOG=f"{tmp_path}/log"
-            )
-            shown = {name: node.get("/metrics") for name, node in made.nodes.items()}
 
-    families = {line.split()[2] for text in shown.values() for line in text.splitlines() if "# TYPE" in line}
-    panels = json.loads((ROOT / "docs" / "grafana" / "asyncfabric.json").read_text())["panels"]
-    asked = {name for panel in panels for one in panel.get("targets", ()) for name in METRIC.findall(one["expr"])}
-    assert {name.removesuffix("_bucket") for name in asked} == {
-        name for name in families if name.startswith("asyncfabric_") and not name.endswith("_created")
-    }, "the dashboard asks for what nodes have, and for all of it"
+def test_traces_and_metrics_of_every_node_reach_a_collector(exporting: tuple[Receiver, Cluster]) -> None:
+    receiver, made = exporting
+    with made.client() as client:
+        given = ask(client, f"00-{TRACE}-{PARENT}-01")
+        new = ask(client)
+        assert ask(client, f"00-{UNSAMPLED}-{PARENT}-00") == ""
+    wanted = {*CHAIN, "decode", "stream", "chunk", "wait for pages"}
+    until(lambda: spans_of(receiver, TRACE).keys() >= wanted, "the spans of the trace")
+    until(lambda: spans_of(receiver, new[3:35]).keys() >= wanted, "the spans of a trace of ours")
+    until(lambda: receiver.metrics.keys() == NODES, "metrics of each node")
+    answered = 'asyncfabric_router_requests_total{endpoint="completions",status="200"}'
+    count = made["router"].until(answered, lambda value: value == 3)
+    until(lambda: requests_of(receiver) == count, "as many requests as /metrics has")
 
     spans = spans_of(receiver, TRACE)
     parent = PARENT
@@ -115,9 +110,24 @@ def test_traces_and_metrics_of_every_node_reach_a_collector(tmp_path: Path, monk
     assert (about["service.name"], about["deployment.environment"]) == ("asyncfabric-router", "test")
 
     exported = receiver.metrics["decode-1"]
-    assert {name if name in exported else f"{name}_total" for name in names if "created" not in name} == {*exported}
+    assert {*exported} == families(made["decode-1"])
     seconds = receiver.metrics["router"]["asyncfabric_router_request_seconds"].histogram.data_points[0]
     assert (sum(seconds.bucket_counts), len(seconds.bucket_counts)) == (seconds.count, len(seconds.explicit_bounds) + 1)
+
+
+def test_the_dashboard_asks_for_what_nodes_have_and_for_all_of_it(exporting: tuple[Receiver, Cluster]) -> None:
+    _, made = exporting
+    made.start("coordinator", "rollout-1", "trainer-1", "expert-1")
+    panels = json.loads((ROOT / "docs" / "grafana" / "asyncfabric.json").read_text())["panels"]
+    asked = {name for panel in panels for one in panel.get("targets", ()) for name in METRIC.findall(one["expr"])}
+    shown = [families(node) for node in made.nodes.values()]
+    assert {name.removesuffix("_bucket") for name in asked} == set().union(*shown)
+
+
+def families(node: Service) -> set[str]:
+    """Return the names of what a node's `/metrics` has of ours."""
+    typed = (line.split()[2] for line in node.get("/metrics").splitlines() if line.startswith("# TYPE asyncfabric_"))
+    return {name for name in typed if not name.endswith("_created")}
 
 
 def requests_of(receiver: Receiver) -> float:
