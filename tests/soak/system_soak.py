@@ -40,6 +40,7 @@ from asyncfabric_services.look.asking import NoAnswer
 
 SAMPLE_S, LOOK_S = 5.0, 0.1
 ROUNDS_WITHOUT = 10
+SMALL_CACHE = {"ASYNCFABRIC_CACHE__MEMORY": "32MiB"}  # each page is touched soon: memory does not grow by first uses
 REGIONS = "asyncfabric_registered_regions"
 SERVING = DemoSettings(layers=4, hidden=256, new_tokens=24)
 EXPERTS = DemoSettings(layers=2, hidden=64, new_tokens=8)
@@ -65,7 +66,7 @@ class Soak:
         self._directory = ""
         self._dice = random.Random(arguments.seed)
         weights = training.environment_of(TRAINING, folder) | TRAIN_EVERY
-        kv = serving.environment_of(SERVING)
+        kv = serving.environment_of(SERVING) | SMALL_CACHE
         self._began = trio.current_time()
         self._end = self._began + arguments.minutes * 60
         self._settings: Mapping[str, Mapping[str, str]] = {
