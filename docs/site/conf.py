@@ -12,7 +12,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NAVIGATION = {
-    "Start": ["docs/start/install", "docs/guide/core", "docs/guide/serving", "docs/guide/cluster"],
+    "Start": [
+        "docs/start/install",
+        "docs/guide/core",
+        "docs/guide/serving",
+        "docs/guide/cluster",
+        "docs/guide/observe",
+    ],
     "Systems": ["docs/guide/kv", "docs/guide/rollouts", "docs/guide/moe"],
     "Engines and schedulers": ["docs/guide/vllm", "docs/guide/nixl", "docs/guide/ray"],
     "Machines": ["docs/guide/rails", "docs/guide/machine", "docs/guide/real_nics"],

@@ -17,7 +17,7 @@ from statistics import median
 import openai
 import trio
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration" / "cluster"))
 from otlp_receiver import receiving
 
 from asyncfabric.observe.spans import new_context
