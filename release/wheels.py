@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,9 +61,12 @@ class Python:
 def pythons(versions: tuple[str, ...]) -> list[Python]:
     """Return an interpreter of each version that can be had, and name the others."""
     found = []
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))  # its commands are for one version of all
+    path = ":".join([*map(str, pyenv.glob("versions/*/bin")), os.environ["PATH"]])
     for version in versions:
         asked = [str(WORK / "tools/bin/uv"), "python", "find", "--no-project", version]
-        here = subprocess.run(asked, cwd="/", capture_output=True, text=True, check=False)
+        environment = os.environ | {"PATH": path}
+        here = subprocess.run(asked, cwd="/", capture_output=True, text=True, check=False, env=environment)
         if here.returncode == 0:
             found.append(Python(version, here.stdout.strip()))
         elif version in DEBIAN_VERSIONS and make_debian_root():
@@ -148,6 +152,15 @@ def trial(python: Python, wheel: Path) -> None:
     python.run(interpreter, "-P", here / "wheel_trial.py", PATH=str(interpreter.parent))
 
 
+def resolve_extras() -> None:
+    """Find versions for each extra, of which nothing is downloaded; ends this program where there are none."""
+    project = ROOT / "pyproject.toml"
+    for extra in tomllib.loads(project.read_text())["project"]["optional-dependencies"]:
+        asked = ["pip", "compile", "-q", "--python-version", VERSIONS[0], "--extra", extra, project, "-o", os.devnull]
+        subprocess.run([WORK / "tools/bin/uv", *asked], check=True, stdout=subprocess.DEVNULL)
+        print(f"asyncfabric[{extra}] resolves")
+
+
 def main() -> None:
     """Build and try; the arguments are versions of Python, all of VERSIONS when there are none."""
     (sdist,) = (ROOT / "dist").glob("*.tar.gz")
@@ -162,6 +175,7 @@ def main() -> None:
         trial(python, wheel)
         if not python.in_debian and python.version in DEBIAN_VERSIONS and make_debian_root():
             trial(Python(python.version, f"/usr/bin/python{python.version}", in_debian=True), wheel)
+    resolve_extras()
 
 
 if __name__ == "__main__":
