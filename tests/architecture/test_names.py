@@ -16,6 +16,7 @@ TOP = {
     "asyncfabric",
     "cython_ext",
     "native",
+    "release",
     "services",
     "tests",
     "README.md",
