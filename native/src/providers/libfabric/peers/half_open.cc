@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <vector>
 
 #include "base/clock.h"
@@ -20,9 +21,9 @@ namespace {
 // What opens a connection of libfabric's `net`; who means it sends an introduction behind it at once.
 constexpr uint64_t kRequestBytes = 40;
 
-// The head of the kernel's tcp_info as of Linux 4.1, which the C library's does not reach.
+// The head of the kernel's tcp_info as of Linux 4.1, which the C library's may not reach: newer ones do.
 struct TcpFacts {
-  tcp_info known;
+  uint8_t known[104];
   uint64_t pacing_rate, max_pacing_rate, bytes_acked, bytes_received;
 };
 static_assert(offsetof(TcpFacts, bytes_received) == 128);
@@ -40,9 +41,11 @@ std::vector<Silent> silent_connections(const std::string& name) {
     TcpFacts facts{};
     socklen_t size = sizeof facts;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &facts, &size) != 0 || size < sizeof facts) continue;
+    uint32_t silent_ms = 0;
+    std::memcpy(&silent_ms, facts.known + offsetof(tcp_info, tcpi_last_data_recv), sizeof silent_ms);
     if (facts.bytes_received <= kRequestBytes)
-      found.push_back({fd, facts.known.tcpi_last_data_recv, facts.bytes_received == kRequestBytes,
-                       facts.known.tcpi_state != TCP_ESTABLISHED});
+      found.push_back({fd, silent_ms, facts.bytes_received == kRequestBytes,
+                       facts.known[offsetof(tcp_info, tcpi_state)] != TCP_ESTABLISHED});
   }
   return found;
 }
