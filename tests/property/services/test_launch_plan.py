@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncfabric_services.launch.launcher import LaunchedNode
 from asyncfabric_services.launch.plan import START_ORDER, plan_nodes, scale_changes, stop_order
 from asyncfabric_services.launch.record import ClusterRecord, load_record, make_folder, save_record
-from asyncfabric_services.launch.spec import ROLES, ClusterSpec, NodeGroup, Resources, read_spec, spec_of
+from asyncfabric_services.launch.spec import ROLES, ClusterSpec, NodeGroup, Resources, SettingsTable, read_spec, spec_of
 from asyncfabric_services.settings.keys import SettingsError
 from asyncfabric_services.settings.sources import load_settings
 
@@ -48,7 +48,6 @@ def test_each_node_is_planned_once_and_in_order(spec: ClusterSpec) -> None:
 @settings(max_examples=40)
 @given(SPECS)
 def test_a_node_reads_its_settings_from_its_plan(spec: ClusterSpec) -> None:
-    ports = []
     for plan in plan_nodes(spec):
         node = plan.joined("ipc:///run/directory.sock")
         read = load_settings(environment=node.environment).settings
@@ -59,11 +58,16 @@ def test_a_node_reads_its_settings_from_its_plan(spec: ClusterSpec) -> None:
         assert group.environment.items() <= node.environment.items()
         if group.engine and plan.role in ("prefill", "decode", "router"):
             assert read.engine.kind == group.engine
-        ports += [read.http.port] * (plan.group == plan.role == "router")
         assert (read.http.port == 0) == (plan.role != "router")
         if plan.role == "trainer":
             assert node.environment["WORLD_SIZE"] == str(group.count)
-    assert len(set(ports)) == len(ports)
+
+
+@pytest.mark.parametrize(("settings", "first"), [({}, 8000), ({"http": {"port": 9000}}, 9000)])
+def test_routers_of_one_host_count_up_from_the_first_port(settings: SettingsTable, first: int) -> None:
+    spec = ClusterSpec("a", {"directory": NodeGroup(), "router": NodeGroup(count=3, settings=settings)})
+    ports = [load_settings(environment=plan.environment).settings.http.port for plan in plan_nodes(spec)]
+    assert ports == [0, first, first + 1, first + 2]
 
 
 @settings(max_examples=40)
