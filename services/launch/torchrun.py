@@ -33,15 +33,18 @@ def own_node(spec: ClusterSpec, folder: Path | None, name: str) -> NodePlan:
     plan = node_of(spec, name, rank, ranks)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise EnvironmentUnfit("torchrun serves no store here: start it with --rdzv-backend=c10d")
-    from torch.distributed.rendezvous import rendezvous  # the one use of torch here
+    from torch.distributed import PrefixStore  # the one use of torch here
+    from torch.distributed.rendezvous import rendezvous
 
-    store, _, _ = next(rendezvous("env://", rank, ranks))
+    shared, _, _ = next(rendezvous("env://", rank, ranks))
+    # The agent's store outlives a restart of all ranks, and so would addresses of the earlier ones.
+    store = PrefixStore(f"asyncfabric/{os.environ['TORCHELASTIC_RESTART_COUNT']}", shared)
     place = folder or clusters_folder() / spec.name
     make_private(place)
     keys = make_folder(place / f"rank-{rank}")
     public = read_keys(keys).public
-    store.set(f"asyncfabric/key/{rank}", f"{public} role={plan.role}")
-    trusted = [store.get(f"asyncfabric/key/{other}").decode() for other in range(ranks)]
+    store.set(f"key/{rank}", f"{public} role={plan.role}")
+    trusted = [store.get(f"key/{other}").decode() for other in range(ranks)]
     trust_file(keys).write_text("\n".join(trusted))
     alone = os.environ.get("LOCAL_WORLD_SIZE") == str(ranks)
     host = LOOPBACK if alone else own_address(os.environ.get("MASTER_ADDR", ELSEWHERE))
@@ -52,10 +55,10 @@ def own_node(spec: ClusterSpec, folder: Path | None, name: str) -> NodePlan:
         http = free_port(host)
         variables[all_keys()["http.port"].variable] = str(http)
         link = f"{variables[bind]}#curve={public}"
-        store.set("asyncfabric/directory", link)
+        store.set("directory", link)
         directory = LaunchedNode(plan.name, plan.group, plan.role, "running", f"http://{host}:{http}", link)
         how = "end torchrun, or start it with as many ranks as another file has nodes"
         save_record(place, ClusterRecord("torchrun", spec, directory, {"how": how}))
     else:
-        variables[DIRECTORY_VARIABLE] = store.get("asyncfabric/directory").decode()
+        variables[DIRECTORY_VARIABLE] = store.get("directory").decode()
     return plan.given(variables)
