@@ -19,7 +19,7 @@ import msgspec
 from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.launch.launcher import LaunchedNode, LaunchRefused
 from asyncfabric_services.launch.plan import NodePlan, plan_nodes
-from asyncfabric_services.launch.record import ClusterRecord
+from asyncfabric_services.launch.record import ClusterRecord, load_record
 from asyncfabric_services.launch.spec import ClusterSpec
 from asyncfabric_services.look.asking import NoAnswer, ask
 from asyncfabric_services.settings.keys import SettingsError, nearest
@@ -69,9 +69,10 @@ def own_address(towards: str = ELSEWHERE) -> str:
 class JobLauncher:
     """A cluster whose nodes are a scheduler's: it can be looked at; the rest is the scheduler's own command."""
 
-    def __init__(self, record: ClusterRecord) -> None:
+    def __init__(self, record: ClusterRecord, folder: Path) -> None:
         self.facts = record.facts
         self._record = record
+        self._folder = folder
 
     async def start(self, plan: NodePlan) -> LaunchedNode:
         """Refuse: the scheduler starts nodes.
@@ -114,10 +115,11 @@ class JobLauncher:
         return found
 
     async def registered(self) -> list[dict[str, Any]]:
-        """Return what the directory knows; raises NoAnswer.
+        """Return what the directory knows, at the address of its present life; raises NoAnswer.
 
         Cancellation: nothing is left over.
         """
+        self._record = load_record(self._folder)
         rows: list[dict[str, Any]] = (await ask(self._record.directory.http, "/nodes", PATIENCE_SECONDS))["nodes"]
         return rows
 
@@ -133,10 +135,9 @@ async def attach_launcher(record: ClusterRecord, folder: Path) -> AsyncIterator[
 
     Cancellation: nothing is held.
     """
-    launcher = JobLauncher(record)
+    launcher = JobLauncher(record, folder)
     try:
         await launcher.registered()
     except NoAnswer as error:
-        where = record.directory.http
-        raise EnvironmentUnfit(f"the directory of {record.spec.name} at {where} does not answer: {error}") from None
+        raise EnvironmentUnfit(f"the directory of {record.spec.name} does not answer: {error}") from None
     yield launcher
