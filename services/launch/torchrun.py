@@ -33,7 +33,7 @@ def own_node(spec: ClusterSpec, folder: Path | None, name: str) -> NodePlan:
     plan = node_of(spec, name, rank, ranks)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise EnvironmentUnfit("torchrun serves no store here: start it with --rdzv-backend=c10d")
-    from torch.distributed import PrefixStore  # the one use of torch here
+    from torch.distributed.distributed_c10d import PrefixStore  # the one use of torch here
     from torch.distributed.rendezvous import rendezvous
 
     shared, _, _ = next(rendezvous("env://", rank, ranks))
