@@ -55,21 +55,25 @@ def spans_of(receiver: Receiver, trace: str) -> dict[str, tuple[str, Any]]:
         }
 
 
-@pytest.fixture(scope="module")
-def exporting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Receiver, Cluster]]:
-    folder = tmp_path_factory.mktemp("otlp")
+@pytest.fixture
+def exporting(tmp_path: Path) -> Iterator[tuple[Receiver, Cluster]]:
     with receiving() as receiver, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.address)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         patch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "500")
         patch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
-        log = f"{folder}/decisions"
-        with cluster(folder, "prefill-1", "decode-1", MODEL__EXPERTS="4", WEIGHTS__LOG=log) as made:
+        log = f"{tmp_path}/decisions"
+        with cluster(tmp_path, "prefill-1", "decode-1", MODEL__EXPERTS="4", WEIGHTS__LOG=log) as made:
             yield receiver, made
 
 
-def test_traces_and_metrics_of_every_node_reach_a_collector(exporting: tuple[Receiver, Cluster]) -> None:
-    receiver, made = exporting
+def test_a_collector_and_the_dashboard_get_what_nodes_have(exporting: tuple[Receiver, Cluster]) -> None:
+    check_traces_and_metrics(*exporting)
+    check_dashboard(exporting[1])
+
+
+def check_traces_and_metrics(receiver: Receiver, made: Cluster) -> None:
+    """Of every node, those of requests with a context of the client's and without."""
     with made.client() as client:
         given = ask(client, f"00-{TRACE}-{PARENT}-01")
         new = ask(client)
@@ -115,9 +119,13 @@ def test_traces_and_metrics_of_every_node_reach_a_collector(exporting: tuple[Rec
     assert (sum(seconds.bucket_counts), len(seconds.bucket_counts)) == (seconds.count, len(seconds.explicit_bounds) + 1)
 
 
-def test_the_dashboard_asks_for_what_nodes_have_and_for_all_of_it(exporting: tuple[Receiver, Cluster]) -> None:
-    _, made = exporting
-    made.start("coordinator", "rollout-1", "trainer-1", "expert-1")
+def check_dashboard(made: Cluster) -> None:
+    """It asks for what nodes have, and for all of it."""
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    made.nodes["trainer-1"] = trainer = made.service("trainer-1", made.settings, rank)
+    made.started.append(trainer)
+    made.start("coordinator", "rollout-1", "expert-1")
+    trainer.receive()
     panels = json.loads((ROOT / "docs" / "grafana" / "asyncfabric.json").read_text())["panels"]
     asked = {name for panel in panels for one in panel.get("targets", ()) for name in METRIC.findall(one["expr"])}
     shown = [families(node) for node in made.nodes.values()]
