@@ -112,7 +112,7 @@ class LibfabricRail final : public Rail {
   void lose(PeerState& peer);
   void take_message(ReceiveSlot* slot, size_t length);
   void progress_into_stash();
-  bool end_half_open();
+  bool end_half_open(bool sleeps);
 
   // fence.cc
   Status introduce(PeerState& peer);

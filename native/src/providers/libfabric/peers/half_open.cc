@@ -61,11 +61,13 @@ size_t open_descriptors() {
 // `net` of libfabric 1.17 takes a connection out of its polling before it reads the request, and drops it without closing it where the read is
 // short and errno is still EAGAIN from some earlier call. Nothing names such a descriptor any more. One whose request is not there yet is named
 // by the polling alone, which the kernel ends with it.
-bool HalfOpen::look(const std::string& name, bool forgets) {
+bool HalfOpen::look(const std::string& name, bool forgets, bool sleeps) {
   const uint64_t now = now_ns();
-  if (now < next_ns_) return crowded_;
-  next_ns_ = now + kEveryNs;
+  const bool soon = now < next_ns_;
+  if (soon && (crowded_ || !sleeps)) return crowded_;
   const size_t descriptors = open_descriptors();
+  if (soon && descriptors < descriptors_ + kNewDescriptors) return false;
+  next_ns_ = now + kEveryNs;
   const bool waits = looks_left_ != 0 && --looks_left_ != 0;
   if (!crowded_ && (waits || (!any_ && descriptors != 0)) && descriptors < descriptors_ + kNewDescriptors) {
     descriptors_ = std::min(descriptors_, descriptors);

@@ -15,9 +15,10 @@ class HalfOpen {
 
   // After a poll: is it time to look? Before sleep it always is.
   bool is_due() { return ++polls_ % kPolls == 0; }
-  // `name`: of the endpoint that they come to; `forgets`: the provider is `net`. Costs a system call in kEveryNs while few descriptors are opened
-  // in the process. True: some were hung up on, and there may be more.
-  bool look(const std::string& name, bool forgets);
+  // `name`: of the endpoint that they come to; `forgets`: the provider is `net`; `sleeps`: nobody looks again before something comes. Costs a
+  // system call before each sleep, else one in kEveryNs, while few descriptors are opened in the process. True: some were hung up on, and there
+  // may be more.
+  bool look(const std::string& name, bool forgets, bool sleeps);
 
  private:
   static constexpr uint32_t kPolls = 64;

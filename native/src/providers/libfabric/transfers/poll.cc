@@ -173,7 +173,7 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
   look_into_doubts();
   rebuild_broken();
   close_paths_to_dead();
-  if (device_->profile().over_sockets && half_open_.is_due()) (void)end_half_open();
+  if (device_->profile().over_sockets && half_open_.is_due()) (void)end_half_open(false);
   const size_t count = filled_;
   room_ = {};  // whatever fails outside of a poll goes to the stash
   filled_ = 0;
@@ -310,8 +310,9 @@ void LibfabricRail::progress_into_stash() {
   filled_ = filled;
 }
 
-bool LibfabricRail::end_half_open() {
-  return half_open_.look(device_->endpoint_name(), std::strcmp(device_->info().fabric_attr->prov_name, "net") == 0);
+bool LibfabricRail::end_half_open(bool sleeps) {
+  const bool forgets = std::strcmp(device_->info().fabric_attr->prov_name, "net") == 0;
+  return half_open_.look(device_->endpoint_name(), forgets, sleeps);
 }
 
 bool LibfabricRail::prepare_wait() {
@@ -321,7 +322,7 @@ bool LibfabricRail::prepare_wait() {
         return peer->backlog == nullptr || has_room(*peer, *peer->backlog);
       }))
     return false;
-  if (device_->profile().over_sockets && end_half_open()) return false;
+  if (device_->profile().over_sockets && end_half_open(true)) return false;
   if (device_->wait_fd() < 0) return true;
   // Not every provider's fi_trywait looks into the CQ.
   if (read_cq(1) > 0) return false;  // it is in the stash now
