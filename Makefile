@@ -144,9 +144,8 @@ doors: build $(STAMPS)/doors $(STAMPS)/doors-vllm $(STAMPS)/doors-sglang  ## rin
 	  PYTHONPATH=$(VLLM_PYTHON)/$$version $(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors/vllm_engines tests/doors/vllm_models tests/doors/vllm_experts; \
 	done
 
-launchers: $(STAMPS)/launch-apt build $(STAMPS)/doors  ## ring 5: clusters from one file, started by this machine, Slurm, torchrun, Ray; nodes killed under load
-	$(BIN)/python -P -m pytest $(PYTEST_FLAGS) tests/launch -k 'not ray'
-	$(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/launch -k ray
+launchers: $(STAMPS)/launch-apt build  ## ring 5: clusters from one file, started by this machine, Slurm, torchrun; nodes killed under load
+	$(BIN)/python -P -m pytest $(PYTEST_FLAGS) tests/launch
 
 coverage: build  ## the Python tests once more, and which lines and branches of asyncfabric they ran; half as long again
 	@mkdir -p build/coverage && rm -f build/coverage/data*

@@ -16,6 +16,11 @@ from two_agents import TwoAgents
 STATUS = pytest.StashKey[int]()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Pass what LMCache does as it is imported beside OpenTelemetry, which has it deprecated."""
+    config.addinivalue_line("filterwarnings", "ignore:.LoggingHandler. in .opentelemetry-sdk. is deprecated")
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Keep the status for the end of the process."""
     session.config.stash[STATUS] = int(exitstatus)
