@@ -286,7 +286,7 @@ wheel: $(STAMPS)/packages  ## sdist and wheel in dist/, then the wheel installed
 	  bin/python -P $(CURDIR)/tests/integration/programs/wheel_trial.py
 
 # Of a checkout; the builds of wheels start from an sdist, which has no history.
-export ASYNCFABRIC_COMMIT := $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null)
+wheel wheels: export ASYNCFABRIC_COMMIT := $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null)
 $(STAMPS)/wheels: $(STAMPS)/packages release/requirements.txt
 	rm -rf build/wheels/tools
 	$(BIN)/python -m venv build/wheels/tools

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,9 @@ def test_mistakes_in_the_environment_and_in_flags_are_reported() -> None:
 
 def test_variables_of_the_engine_and_the_tests_are_no_settings() -> None:
     other = {"ASYNCFABRIC_STREAMING_COPY": "1", "ASYNCFABRIC_TEST_WATCHDOG_S": "9", "ASYNCFABRIC_WITH_VERBS": "0"}
-    assert load_settings(environment=other).settings == Settings()
+    built = re.findall(r"export (ASYNCFABRIC_[A-Z_]+)", (Path(__file__).parents[3] / "Makefile").read_text())
+    assert "ASYNCFABRIC_JOBS" in built
+    assert load_settings(environment=other | dict.fromkeys(built, "1")).settings == Settings()
 
 
 def test_there_are_few_keys_and_each_is_explained_once() -> None:
