@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import TaskStatus
 
 from asyncfabric import PeerError
 from asyncfabric.control import Directory, DirectoryClient, Link, LinkConfig, MemoryStore, open_link, serve_directory
@@ -20,20 +21,33 @@ PATIENCE_S = 15.0
 class Two:
     """Two directories of one store; either can be ended."""
 
-    def __init__(self, config: LinkConfig, folder: Path, stacks: list[AsyncExitStack]) -> None:
-        self.config, self.stacks = config, stacks
+    def __init__(self, config: LinkConfig, folder: Path) -> None:
+        self.config = config
         self.store = MemoryStore()
         self.places = [f"ipc://{folder}/d{number}.sock" for number in range(2)]
         self.served: list[Directory] = []
+        self._scopes: list[anyio.CancelScope] = []
+        self._ended = [anyio.Event(), anyio.Event()]
 
     @property
     def addresses(self) -> str:
         return ",".join(self.places)
 
-    async def begin(self) -> None:
-        for number, (stack, place) in enumerate(zip(self.stacks, self.places, strict=True)):
-            link = await stack.enter_async_context(open_link(f"d{number}", bind=place, config=self.config))
-            self.served.append(await stack.enter_async_context(serve_directory(link, store=self.store)))
+    async def serve(self, number: int, *, task_status: TaskStatus[None]) -> None:
+        with anyio.CancelScope() as scope:
+            self._scopes.append(scope)
+            async with (
+                open_link(f"d{number}", bind=self.places[number], config=self.config) as link,
+                serve_directory(link, store=self.store) as served,
+            ):
+                self.served.append(served)
+                task_status.started()
+                await anyio.sleep_forever()
+        self._ended[number].set()
+
+    async def end(self, number: int) -> None:
+        self._scopes[number].cancel()
+        await self._ended[number].wait()
 
     def holder(self, link: Link) -> int:
         """Return which directory holds the node of a link."""
@@ -55,11 +69,12 @@ class Two:
 async def two(tmp_path: Path) -> AsyncIterator[Two]:
     folder = tmp_path / "s"
     folder.mkdir(mode=0o700)
-    async with AsyncExitStack() as first, AsyncExitStack() as second:
-        made = Two(LinkConfig(ipc_folder=str(folder)), folder, [first, second])
-        await made.begin()
-        with anyio.fail_after(PATIENCE_S):
-            yield made
+    async with anyio.create_task_group() as tasks:
+        made = Two(LinkConfig(ipc_folder=str(folder)), folder)
+        for number in range(2):
+            await tasks.start(made.serve, number)
+        yield made
+        tasks.cancel_scope.cancel()
 
 
 async def until(condition: Any) -> None:
@@ -81,17 +96,18 @@ async def test_nodes_come_over_from_a_directory_that_ends_and_nobody_sees_them_g
             streams = [await watching.enter_async_context(client.watch()) for _, client in nodes]
             for stream in streams:
                 for _ in nodes:
-                    assert (await stream.receive()).kind == "joined"
+                    with anyio.fail_after(PATIENCE_S):
+                        assert (await stream.receive()).kind == "joined"
             moving = sum(two.holder(link) == 0 for link, _ in nodes)
-            await two.stacks[0].aclose()
+            await two.end(0)
             await until(lambda: two.served[1].table.epoch == epoch + moving)
             await until(lambda: not any(client.missing for _, client in nodes))
             late = await stack.enter_async_context(two.node("late"))  # the first that it asks may be gone
             await late[1].register("role", late[0].address)
             for stream in streams:
-                assert (await stream.receive()).node.identity == late[0].identity, (
-                    "the first news since is the late node"
-                )
+                with anyio.fail_after(PATIENCE_S):
+                    news = await stream.receive()
+                assert news.node.identity == late[0].identity, "the first news since is the late node"
 
 
 async def test_a_name_in_use_at_one_directory_is_in_use_at_the_other(two: Two) -> None:
