@@ -89,6 +89,7 @@ STRANGER = "mute stranger"
 STOPPED, HALF_OPEN, WRONG = "stopped peer", "1,000 half-open hellos", "1,000 wrong hellos"
 LONGEST_US = 2e6  # of one call; the figures are those of `nuisances.py`, and want a quiet machine
 SLOW = {
+    ("local", HALF_OPEN): "connections back to who does not accept them hold up the control thread",
     ("tcp:lo", STOPPED): "each release waits for the stopped peer, and ends in quarantine",
     ("tcp:lo", HALF_OPEN): "connections back hold up the control thread; releases wait for each",
 }

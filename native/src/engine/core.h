@@ -31,7 +31,6 @@
 #include "engine/peers/admission.h"
 #include "engine/peers/bundle.h"
 #include "engine/peers/inbox.h"
-#include "engine/peers/mute_addresses.h"
 #include "engine/peers/peer_list.h"
 #include "engine/regions/rail_calls.h"
 #include "engine/regions/region.h"
@@ -138,12 +137,9 @@ struct Core {
       marks;               // made, and not yet part of an op; guarded by marks_mutex
   uint64_t next_mark = 1;  // likewise
   Control control;
-  MuteAddresses mute_addresses;  // control thread
 
   // ---- engine lock
   std::unordered_map<uint64_t, Peer*> peer_of_incarnation;
-  std::deque<PeerId> to_answer;  // they connected to us, and are to be connected to
-  bool answering = false;        // a job of the control thread takes them, one after the other
   PeerList peers;
   Admission admission;
   std::deque<OutgoingMessage> outgoing;
@@ -262,7 +258,6 @@ struct Core {
 
   // handshake.cc
   void wire_peer(PeerId id);  // control thread
-  void answer_next();         // control thread
   void send_hello(Peer& peer);
   void on_hello(const MessageHeader& header, std::string_view payload, Inbound inbound);
   void on_welcome(Peer& peer, const MessageHeader& header, std::string_view payload);

@@ -44,32 +44,16 @@ std::string no_descriptor() {
   return descriptors_ran_out() ? "; this process has no file descriptor left (ulimit -n)" : "";
 }
 
-// One at a time, behind the jobs that are queued by then: a stranger may be many.
-void Core::answer_next() {
-  PeerId id = 0;
-  {
-    const Moment moment(*this);
-    answering = !to_answer.empty();
-    if (!answering) return;
-    id = to_answer.front();
-    to_answer.pop_front();
-  }
-  wire_peer(id);
-  control.post([this] { answer_next(); });
-}
-
 // Control thread: opens the lanes to a peer over the best protocol that both have.
 void Core::wire_peer(PeerId id) {
   AddressBlob remote;
   uint64_t deadline = 0;
-  bool asked_for = false, late = false;
   {
     const Moment moment(*this);
     Peer* peer = find_peer(id);
     if (peer == nullptr || peer->state != PeerState::kConnecting || peer->wired) return;
     if (!decode_address(peer->address, &remote)) return;
     deadline = peer->connect_until_ns;
-    asked_for = peer->active;
   }
   make_descriptor_room();
   const auto& preference = config.automatic ? kAutomaticPreference : kPreference;
@@ -100,27 +84,18 @@ void Core::wire_peer(PeerId id) {
       lane.remote_rail = theirs[k % theirs.size()];
       const uint64_t now = now_ns();
       lane.address = remote.rails[lane.remote_rail].address;
-      uint64_t patience = deadline > now ? deadline - now : 0;
-      const bool brief = !asked_for && rails[lane.rail]->capabilities.same_host_only;
-      if (brief) patience = std::min(patience, mute_addresses.patience_ns(lane.address, now));
-      wiring.status =
-          at_rail(lane.rail, [&](Rail& rail) { return rail.connect(lane.address, patience, &lane.handle); });
-      late = brief && !wiring.status.ok() && now_ns() >= now + patience;
-      if (late) mute_addresses.note(lane.address, now_ns());
+      wiring.status = at_rail(lane.rail, [&](Rail& rail) {
+        return rail.connect(lane.address, deadline > now ? deadline - now : 0, &lane.handle);
+      });
       wiring.lanes.push_back(std::move(lane));
     }
-    if (wiring.status.ok() || late) break;
+    if (wiring.status.ok()) break;
   }
 
   const Moment moment(*this);
   Peer* peer = find_peer(id);
   if (peer == nullptr || peer->state != PeerState::kConnecting)
     return;  // given up meanwhile; the lanes go with `wiring`
-  if (late) {
-    peer->wiring = false;
-    if (peer->active) connect(*peer);  // meanwhile it was asked for here
-    return;
-  }
   if (!wiring.status.ok()) {
     note_error(wiring.lanes.empty()
                    ? why_no_rail(wiring.apart)

@@ -69,12 +69,7 @@ void Core::connect(Peer& peer) {
   if (peer.wiring || peer.wired) return;
   peer.wiring = true;
   next_tick_ns = 0;
-  if (peer.active) {
-    control.post([this, id = peer.id] { wire_peer(id); });
-    return;
-  }
-  to_answer.push_back(peer.id);
-  if (!std::exchange(answering, true)) control.post([this] { answer_next(); });
+  control.post([this, id = peer.id] { wire_peer(id); });
 }
 
 void Core::activate(Peer& peer) {
