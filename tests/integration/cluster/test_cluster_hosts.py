@@ -48,7 +48,7 @@ class HostedCluster(Cluster):
     """Nodes on hosts; which node is where is stated before it starts."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, {"CLUSTER__PATIENCE": "60s"})
+        super().__init__(folder, {"CLUSTER__PATIENCE": "60s", "CACHE__PREFIXES": "drop"})  # pages move for each answer
         self.places: dict[str, Host] = {}
 
     def put(self, places: dict[str, Host]) -> None:

@@ -203,7 +203,7 @@ async def test_a_session_that_ends_behind_news_that_want_an_answer_is_begun_anew
     ):
         await client.register("prefill", n.address)
         await until(changes, "joined", "n")
-        served._publish(served.table.leave(n.identity))
+        await served._shared.decide(lambda table: table.leave(n.identity))
         await d.send(n.identity, FROM_DIRECTORY, encode(Unregistered("the lease ended", True)))
         await d.disconnect(n.identity)
         with anyio.fail_after(PATIENCE_S):
