@@ -31,6 +31,15 @@ help:  ## list the verbs
 
 # ---- set-up ---------------------------------------------------------------------------------------------------------
 
+# Installs $$missing, the end of a recipe that collected it. $(1): what to do where apt cannot.
+define apt_install
+if [ -n "$$missing" ]; then \
+  echo "installing:$$missing"; \
+  sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+  { $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends $$missing; } || $(1); \
+fi
+endef
+
 # What must be there, and the Debian package that brings it. What cannot be installed is named, and the build then leaves
 # the libfabric or verbs provider or the native tests out and prints that itself.
 $(STAMPS)/apt: Makefile
@@ -48,12 +57,7 @@ $(STAMPS)/apt: Makefile
 	[ -e /usr/include/infiniband/verbs.h ] || need libibverbs-dev; \
 	/sbin/ldconfig -p | grep -q 'libibverbs\.so\.1' || need libibverbs1; \
 	[ -e /usr/include/gtest/gtest.h ] || need libgtest-dev; \
-	if [ -n "$$missing" ]; then \
-	  echo "installing:$$missing"; \
-	  sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
-	  { $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends $$missing; } \
-	    || echo "apt could not install:$$missing; going on without"; \
-	fi
+	$(call apt_install,echo "apt could not install:$$missing; going on without")
 	@touch $@
 
 $(STAMPS)/venv: $(STAMPS)/apt constraints.txt
@@ -82,12 +86,7 @@ $(STAMPS)/test-apt: tests/packages.txt $(STAMPS)/apt
 	for package in $$(grep -v '^\#' tests/packages.txt); do \
 	  dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; \
 	done; \
-	if [ -n "$$missing" ]; then \
-	  echo "installing:$$missing"; \
-	  sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
-	  { $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends $$missing; } \
-	    || echo "apt could not install:$$missing; going on without"; \
-	fi
+	$(call apt_install,echo "apt could not install:$$missing; going on without")
 	@touch $@
 
 test: test-native test-python  ## rings 0 to 5: architecture, unit, property, native, conformance, integration
@@ -212,12 +211,7 @@ $(STAMPS)/%-apt: tests/%/packages.txt
 	for package in $$(grep -v '^#' $<); do \
 	  dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; \
 	done; \
-	if [ -n "$$missing" ]; then \
-	  echo "installing:$$missing"; \
-	  sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
-	  { $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends $$missing; } \
-	    || { echo "$*: cannot run here: apt could not install:$$missing"; exit 3; }; \
-	fi
+	$(call apt_install,{ echo "$*: cannot run here: apt could not install:$$missing"; exit 3; })
 	@touch $@
 
 rxe: $(STAMPS)/rxe-apt build  ## ring 6: soft-RoCE in an emulated machine: native tests, conformance and failures over verbs

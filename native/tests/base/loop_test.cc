@@ -77,6 +77,7 @@ class LoopTest : public ::testing::Test {
     const uint64_t cookie = pair.b->cookie();
     EXPECT_TRUE(target.arm_counter(counter, cookie, ++arrived).ok());
     while (!target.arm()) pair.b->take();
+    let_worker_sleep(*pair.a->engine);  // awake, it would post the signal in place of the thread that submits it
     let_worker_sleep(target);
     const uint64_t rings = target.statistics().loop_wakes;
     signal();
