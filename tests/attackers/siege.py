@@ -1,8 +1,9 @@
 """Siege: two honest processes work together on one rail; beside them an attacker without their secret does its worst.
 
-`SECONDS=600 python tests/attackers/siege.py --rail local`. Slices with the attacker alternate with slices in which it
-is stopped, so that both meet the same load of the machine. Ends with status 1 where a byte, a count or a message was
-wrong, something waited, a stranger became a peer, or memory or descriptors grew.
+`SECONDS=600 python tests/attackers/siege.py --rail local`. The honest pair is alone, beside a process that only takes
+a core, and beside the attacker, slice by slice in turns, so that all three meet the same load of the machine. Ends with
+status 1 where a byte, a count or a message was wrong, something waited, a stranger became a peer, or memory or
+descriptors grew.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +114,10 @@ def besiege(rail: str, seconds: float, seed: int, names: str = "", patience_s: f
     with honest_pair(rail) as pair:
         addresses = [one.place["address"] for one in pair]
         attacker = Program("attacker.py", *addresses, str(seed), names)
+        spinner = Program("spinner.py")
+        beside = {"alone": None, "beside_spinner": spinner, "attacked": attacker}
         try:
+            spinner.child.send_signal(signal.SIGSTOP)
             trap = attacker.receive(2 * PATIENCE_S)["trap"]
             attacker.child.send_signal(signal.SIGSTOP)
             begun = time.monotonic()
@@ -122,24 +127,28 @@ def besiege(rail: str, seconds: float, seed: int, names: str = "", patience_s: f
                 time.sleep(0.05)
             before = [one.ask("look") for one in pair]
             pair[0].send(f"lure {trap}")
-            rounds, times = {False: 0, True: 0}, {False: 0.0, True: 0.0}
+            rounds, times = dict.fromkeys(beside, 0), dict.fromkeys(beside, 0.0)
             rows = [before]
-            attacked = False
-            while sum(times.values()) < seconds:
-                attacked = not attacked
-                attacker.child.send_signal(signal.SIGCONT if attacked else signal.SIGSTOP)
+            for turn, other in cycle(beside.items()):
+                if sum(times.values()) >= seconds:
+                    break
+                if other is not None:
+                    other.child.send_signal(signal.SIGCONT)
                 began = time.monotonic()
                 time.sleep(SLICE_S)
                 rows.append([one.ask("look", patience_s) for one in pair])
-                times[attacked] += time.monotonic() - began
-                rounds[attacked] += sum(
+                times[turn] += time.monotonic() - began
+                rounds[turn] += sum(
                     now["rounds"] - then["rounds"] for now, then in zip(rows[-1], rows[-2], strict=True)
                 )
+                if other is not None:
+                    other.child.send_signal(signal.SIGSTOP)
             attacker.child.send_signal(signal.SIGCONT)
             done = attacker.ask("end", 2 * PATIENCE_S)
             attacker.child.wait(PATIENCE_S)
         finally:
             attacker.end()
+            spinner.end()
         after = settled(pair, before, patience_s)
         return report_of(rows, after, done, rounds, times)
 
@@ -160,19 +169,20 @@ def report_of(
     rows: list[list[dict[str, Any]]],
     after: list[dict[str, Any]],
     done: dict[str, Any],
-    rounds: dict[bool, int],
-    times: dict[bool, float],
+    rounds: dict[str, int],
+    times: dict[str, float],
 ) -> dict[str, Any]:
     """Return what became of it, and `broken`: the promises that were not kept."""
     before = rows[0]
-    rate = {attacked: rounds[attacked] / times[attacked] for attacked in (False, True)}
+    rate = {turn: rounds[turn] / times[turn] for turn in times}
     sums = {name: sum(one[name] for one in after) for name in ("rounds", "registered", "lured", *PROMISED)}
     every = [one for row in rows for one in row]
     report = sums | {
         "attacks": done["attacks"],
         "refused_messages": sum(one["refused"] for one in after),
-        "rounds_per_s": {"alone": round(rate[False], 1), "attacked": round(rate[True], 1)},
-        "share": round(rate[True] / rate[False], 3) if rate[False] else 0.0,
+        "rounds_per_s": {turn: round(one, 1) for turn, one in rate.items()},
+        "share": share(rate["attacked"], rate["alone"]),
+        "share_of_beside_spinner": share(rate["attacked"], rate["beside_spinner"]),
         "most_descriptors": max(one["descriptors"] for one in every),
         "descriptors": [[old["descriptors"], new["descriptors"]] for old, new in zip(before, after, strict=True)],
         "grown_bytes": [new["resident_bytes"] - old["resident_bytes"] for old, new in zip(before, after, strict=True)],
@@ -190,6 +200,11 @@ def report_of(
     stopped = [number for number, one in enumerate(after) if one["rounds"] == rows[-1][number]["rounds"]]
     broken += [f"honest process {number} made no round in the last 3 s" for number in stopped]
     return report | {"broken": broken}
+
+
+def share(part: float, whole: float) -> float:
+    """Return the quotient; 0 of nothing."""
+    return round(part / whole, 3) if whole else 0.0
 
 
 def main() -> int:
