@@ -32,7 +32,7 @@ PAUSED, PAUSED_S = "asyncfabric_rollout_paused", "asyncfabric_rollout_paused_sec
 COMMITTED, RECEIVERS = "asyncfabric_weights_committed_version", "asyncfabric_weights_receivers"
 HELD_S = 3.0  # shorter than the deadline after which a node that stands still is taken for dead
 MEMORY = {"rollout-1": "shadow", "rollout-2": "in-place"}
-WIDTH = "512"  # 18 MiB of weights: several times what else the processes share
+WIDTH = "768"  # 37 MiB of weights: several times what processes that do the same differ by
 
 
 def start_rollout(made: Cluster, name: str) -> None:
