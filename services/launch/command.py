@@ -15,7 +15,7 @@ from asyncfabric_services.health.logs import open_log
 from asyncfabric_services.launch import cluster
 from asyncfabric_services.launch.example import EXAMPLE
 from asyncfabric_services.launch.holding import attached, hold, leave, refuse_running, translated
-from asyncfabric_services.launch.launcher import LAUNCHERS, PRINTERS, RANKS, Launcher, launcher_module
+from asyncfabric_services.launch.launcher import LAUNCHERS, PRINTERS, RANKS, launcher_module
 from asyncfabric_services.launch.ranks import become, scheduler_around
 from asyncfabric_services.launch.record import folder_of, load_record, remove_record, running_folders, save_record
 from asyncfabric_services.launch.spec import read_spec
@@ -116,8 +116,9 @@ def status(name: str, folder: Path | None, as_json: bool) -> int:
 @click.argument("counts", nargs=-1, metavar="GROUP=COUNT...")
 @_folder
 def scale(name: str, counts: tuple[str, ...], folder: Path | None) -> int:
-    """Start or drain nodes of the cluster NAME until each named group has so many.
+    """Start or drain nodes of the cluster NAME until so many of each named group run.
 
+    Nodes that run go on; new ones take the lowest free numbers, and the highest numbers are drained.
     NAME can be left out when one cluster runs.
     """
     if "=" in name:
@@ -137,16 +138,10 @@ def scale(name: str, counts: tuple[str, ...], folder: Path | None) -> int:
 @click.option("--name", default="", help="Cluster (default: the only one that runs).")
 @_folder
 def drain(node: str, name: str, folder: Path | None) -> int:
-    """Have NODE finish what it has, and end; it is not restarted."""
+    """Have NODE finish what it has, and end; it is not restarted, and its group has one node less."""
     place = folder_of(name, folder)
-
-    async def stop(launcher: Launcher) -> None:
-        names = [one.name for one in await launcher.nodes()]
-        if node not in names:
-            raise SettingsError(f"{load_record(place).spec.name} has no node {node!r}{nearest(node, names)}")
-        await launcher.stop(node)
-
-    translated(partial(attached, place, stop))
+    changed = translated(partial(attached, place, lambda one: cluster.drain(one, load_record(place), node)))
+    save_record(place, changed)
     click.echo(f"{node} ended")
     return FINE
 

@@ -86,8 +86,8 @@ async def hold(name: str, spec: ClusterSpec, folder: Path, detach: bool) -> int:
 
 async def _run(name: str, spec: ClusterSpec, folder: Path, launcher: Launcher, detach: bool) -> None:
     began = trio.current_time()
-    directory = await cluster.bring_up(launcher, spec)
-    save_record(folder, ClusterRecord(name, spec, directory, dict(launcher.facts)))
+    directories = await cluster.bring_up(launcher, spec)
+    save_record(folder, ClusterRecord(name, spec, directories, dict(launcher.facts)))
     plans = plan_nodes(spec)
     rows = await cluster.wait_ready(launcher, [plan.name for plan in plans])
     routers = [row["http"] for row in rows if row["role"] == "router"]

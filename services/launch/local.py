@@ -1,8 +1,8 @@
 """Nodes as processes of this machine: started, restarted when they die, drained, killed. Runs on the event loop.
 
 The process that holds the launcher supervises; other shells reach it over an actor (`local_control`). All nodes share a
-key file of the launch, so their fabrics have a secret. The directory has a socket of a fixed name, so that after a
-restart it is where all others look for it.
+key file of the launch, so their fabrics have a secret. Directories have sockets of fixed names, so that after a restart
+they are where all others look for them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from asyncfabric_services.launch.cluster import stop_all
 from asyncfabric_services.launch.launcher import LaunchedNode, LaunchRefused
 from asyncfabric_services.launch.local_control import attach_launcher, serve_launcher
 from asyncfabric_services.launch.local_node import LocalNode
-from asyncfabric_services.launch.plan import DIRECTORY_VARIABLE, NodePlan
+from asyncfabric_services.launch.plan import DIRECTORY, DIRECTORY_VARIABLE, NodePlan
 from asyncfabric_services.launch.record import make_folder
 from asyncfabric_services.launch.spec import ClusterSpec
 from asyncfabric_services.quantities import parse_duration
@@ -79,6 +79,7 @@ class LocalLauncher:
         self._limit = limit
         self._within_s = parse_duration(limit.within)
         self._ports: dict[str, str] = {}
+        self._directories: dict[str, str] = {}
         owned = tuple(all_keys()[key].variable for key in ("cluster.bind", "cluster.directory", "cluster.advertise"))
         self._environment = {
             **{name: value for name, value in os.environ.items() if name not in owned},
@@ -99,8 +100,10 @@ class LocalLauncher:
         """
         if plan.name in self.running:
             raise LaunchRefused(f"{plan.name} runs already")
-        directory = f"ipc://{self.ipc_folder}/directory.sock"
-        variables = {BIND if plan.role == "directory" else DIRECTORY_VARIABLE: directory}
+        variables = {DIRECTORY_VARIABLE: ",".join(self._directories.values())}
+        if plan.role == DIRECTORY:
+            self._directories[plan.name] = f"ipc://{self.ipc_folder}/{plan.name}.sock"
+            variables = {BIND: self._directories[plan.name]}
         if plan.role == "trainer":
             port = self._ports.setdefault(plan.group, str(free_port()))
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -7,6 +7,7 @@ The rules of the environment are here and the same under every launcher; a launc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from asyncfabric_services.settings.keys import all_keys
 
 START_ORDER = ("directory", "coordinator", "prefill", "decode", "expert", "rollout", "trainer", "router")
 """Roles in the order of their starts; they end in the reverse of it."""
+DIRECTORY = "directory"
 ROUTER_PORT = 8000
 DIRECTORY_VARIABLE = all_keys()["cluster.directory"].variable
 
@@ -42,11 +44,11 @@ class NodePlan(msgspec.Struct, frozen=True):
         """Arguments of the command `asyncfabric` that run the node."""
         return ("serve", self.role, "--node-name", self.name)
 
-    def joined(self, directory: str) -> NodePlan:
-        """Return the plan of a node that joins the directory at this link address; a directory's is as it was."""
-        if self.role == "directory":
+    def joined(self, directories: str) -> NodePlan:
+        """Return the plan of a node that joins the directories at these link addresses; a directory's is as it was."""
+        if self.role == DIRECTORY:
             return self
-        return self.given({DIRECTORY_VARIABLE: directory})
+        return self.given({DIRECTORY_VARIABLE: directories})
 
     def given(self, variables: Mapping[str, str]) -> NodePlan:
         """Return the plan with more variables, which win."""
@@ -54,12 +56,8 @@ class NodePlan(msgspec.Struct, frozen=True):
 
 
 def plan_nodes(spec: ClusterSpec) -> tuple[NodePlan, ...]:
-    """Return the nodes of a cluster in the order in which they start: directory first, routers last."""
-    plans = [
-        NodePlan(f"{name}-{index}", name, spec.role_of(name), _environment(spec, name, group, index), group.resources)
-        for name, group in spec.nodes.items()
-        for index in range(group.count)
-    ]
+    """Return the nodes of a cluster in the order in which they start: directories first, routers last."""
+    plans = [_plan(spec, name, index) for name, group in spec.nodes.items() for index in range(group.count)]
     return tuple(sorted(plans, key=lambda plan: START_ORDER.index(plan.role)))  # stable: groups as in the file
 
 
@@ -71,12 +69,14 @@ def stop_order(roles: Mapping[str, str]) -> list[str]:
 def scale_changes(running: Iterable[str], spec: ClusterSpec, group: str) -> tuple[list[NodePlan], list[str]]:
     """Return which plans of a group are to start and which of the running nodes of the group are to stop.
 
-    `running` are the names of the group's nodes now; those with the highest numbers stop first.
+    `running` are the names of the group's nodes now, perhaps with gaps where nodes were drained. Those that run go on
+    unless they are too many: then the highest numbers stop. New ones take the lowest numbers that are free.
     """
-    wanted = {plan.name: plan for plan in plan_nodes(spec) if plan.group == group}
-    present = set(running)
-    ending = sorted(present - set(wanted), key=lambda name: -int(name.rpartition("-")[2]))
-    return [plan for name, plan in wanted.items() if name not in present], ending
+    count, present = spec.nodes[group].count, {int(name.rpartition("-")[2]) for name in running}
+    ending = sorted(present, reverse=True)[: max(0, len(present) - count)]
+    free = (index for index in range(len(present) + count) if index not in present)
+    starting = [_plan(spec, group, index) for index in islice(free, max(0, count - len(present)))]
+    return starting, [f"{group}-{index}" for index in ending]
 
 
 def settings_variables(table: SettingsTable) -> dict[str, str]:
@@ -86,6 +86,13 @@ def settings_variables(table: SettingsTable) -> dict[str, str]:
         for section, values in table.items()
         for name, value in values.items()
     }
+
+
+def _plan(spec: ClusterSpec, name: str, index: int) -> NodePlan:
+    group = spec.nodes[name]
+    return NodePlan(
+        f"{name}-{index}", name, spec.role_of(name), _environment(spec, name, group, index), group.resources
+    )
 
 
 def _text(value: Any) -> str:

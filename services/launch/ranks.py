@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 import msgspec
 
 from asyncfabric_services.exits import EnvironmentUnfit
+from asyncfabric_services.launch.cluster import registered
 from asyncfabric_services.launch.launcher import LaunchedNode, LaunchRefused
 from asyncfabric_services.launch.plan import NodePlan, plan_nodes
 from asyncfabric_services.launch.record import ClusterRecord, load_record
 from asyncfabric_services.launch.spec import ClusterSpec
-from asyncfabric_services.look.asking import NoAnswer, ask
 from asyncfabric_services.settings.keys import SettingsError, nearest
 
 PATIENCE_SECONDS = 5.0
@@ -96,32 +96,27 @@ class JobLauncher:
         raise self._refusal("cannot end the cluster")
 
     async def nodes(self) -> list[LaunchedNode]:
-        """Return the nodes that the directory knows; those that it misses count as ended.
+        """Return the nodes that the directories know; those that they miss count as ended.
 
         Cancellation: nothing is left over.
         """
-        try:
-            rows = await self.registered()
-        except NoAnswer:
-            rows = []
-        there = {row["name"]: row for row in rows}
+        there = {row["name"]: row for row in await self.rows()}
         found = []
         for plan in plan_nodes(self._record.spec):
             row = there.get(plan.name)
-            node = LaunchedNode(plan.name, plan.group, plan.role, "ended", reason="the directory does not know it")
+            node = LaunchedNode(plan.name, plan.group, plan.role, "ended", reason="no directory knows it")
             if row is not None:
                 node = msgspec.structs.replace(node, state="running", http=row["http"], link=row["link"], reason="")
             found.append(node)
         return found
 
-    async def registered(self) -> list[dict[str, Any]]:
-        """Return what the directory knows, at the address of its present life; raises NoAnswer.
+    async def rows(self) -> list[dict[str, Any]]:
+        """Return what the directories know, at the addresses of their present lives; nothing when none answers.
 
         Cancellation: nothing is left over.
         """
         self._record = load_record(self._folder)
-        rows: list[dict[str, Any]] = (await ask(self._record.directory.http, "/nodes", PATIENCE_SECONDS))["nodes"]
-        return rows
+        return await registered(self._record.directories, PATIENCE_SECONDS)
 
     def _refusal(self, what: str) -> LaunchRefused:
         record = self._record
@@ -131,13 +126,12 @@ class JobLauncher:
 
 @asynccontextmanager
 async def attach_launcher(record: ClusterRecord, folder: Path) -> AsyncIterator[JobLauncher]:
-    """Look at the cluster of a job; raises EnvironmentUnfit when its directory does not answer.
+    """Look at the cluster of a job; raises EnvironmentUnfit when no directory of it answers.
 
     Cancellation: nothing is held.
     """
     launcher = JobLauncher(record, folder)
-    try:
-        await launcher.registered()
-    except NoAnswer as error:
-        raise EnvironmentUnfit(f"the directory of {record.spec.name} does not answer: {error}") from None
+    if not await launcher.rows():
+        places = ", ".join(node.http for node in record.directories)
+        raise EnvironmentUnfit(f"no directory of {record.spec.name} answers at {places}; see the logs of the job")
     yield launcher

@@ -7,7 +7,7 @@ user (XDG_STATE_HOME, or ~/.local/state), or wherever `--folder` names one, such
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -30,15 +30,25 @@ class ClusterRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         launcher: its name.
-        spec: as it is now: `scale` changes counts.
-        directory: the node of role directory, with its addresses.
+        spec: as it is now: `scale` and `drain` change counts.
+        directories: the nodes of role directory, with their addresses.
         facts: what the launcher needs to find it; see Launcher.facts.
     """
 
     launcher: str
     spec: ClusterSpec
-    directory: LaunchedNode
+    directories: list[LaunchedNode]
     facts: dict[str, str] = {}
+
+    @property
+    def links(self) -> str:
+        """The link addresses of the directories, as nodes read them."""
+        return links_of(self.directories)
+
+
+def links_of(directories: Iterable[LaunchedNode]) -> str:
+    """Return the link addresses of directories as nodes read them: joined by commas."""
+    return ",".join(node.link for node in directories)
 
 
 def clusters_folder() -> Path:
@@ -60,10 +70,15 @@ def make_folder(folder: Path) -> Path:
 
 
 def save_record(folder: Path, record: ClusterRecord) -> None:
-    """Write the record in one step: readers see the old one or the new one."""
-    new = folder / f"{FILE}.{os.getpid()}"
-    new.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
-    new.replace(folder / FILE)
+    """Write the record in one step."""
+    write_whole(folder / FILE, msgspec.json.format(msgspec.json.encode(record)))
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file in one step: readers see the old content or the new one."""
+    new = file.with_name(f"{file.name}.{os.getpid()}")
+    new.write_bytes(content)
+    new.replace(file)
 
 
 def remove_record(folder: Path) -> None:

@@ -1,31 +1,44 @@
 """Under Slurm: a task of `srun` becomes one node. Nodes meet by files in a folder that the hosts of the job share.
 
-The directory's task writes the record with its address there before it listens, and the key file that all share; after
-a restart it comes back at that address. Blocking, before any event loop.
+Each directory's task leaves its address there before it listens; the first one makes the key file that all share, and
+the record, with all addresses. After a restart they come back there. Blocking, before any event loop.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from asyncfabric.control import read_keys
+from asyncfabric.unreadable import UNREADABLE
 from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.launch.launcher import LaunchedNode
 from asyncfabric_services.launch.local import free_port
-from asyncfabric_services.launch.plan import DIRECTORY_VARIABLE, NodePlan
+from asyncfabric_services.launch.plan import DIRECTORY, NodePlan, plan_nodes
 from asyncfabric_services.launch.ranks import ELSEWHERE, LOOPBACK, attach_launcher, node_of, own_address
-from asyncfabric_services.launch.record import KEYS, ClusterRecord, load_record, make_folder, save_record
+from asyncfabric_services.launch.record import KEYS, ClusterRecord, load_record, make_folder, save_record, write_whole
 from asyncfabric_services.launch.spec import ClusterSpec
 from asyncfabric_services.settings.keys import all_keys
 
 __all__ = ["attach_launcher", "own_node"]
 
 LOOK_SECONDS = 0.2
+_T = TypeVar("_T")
 JOB = "job"
+
+
+class DirectoryPlace(msgspec.Struct, frozen=True):
+    """Where a directory is in one run of a job; a file of its name in the folder has it."""
+
+    job: str
+    node: LaunchedNode
 
 
 class SlurmSection(msgspec.Struct, frozen=True):
@@ -43,7 +56,7 @@ class SlurmSection(msgspec.Struct, frozen=True):
 
 
 def own_node(spec: ClusterSpec, folder: Path | None, name: str) -> NodePlan:
-    """Return the node that this task is, with all that it needs to join; waits for the directory's task.
+    """Return the node that this task is, with all that it needs to join; waits for the tasks of the directories.
 
     Raises SettingsError when there is no such node.
     """
@@ -52,35 +65,56 @@ def own_node(spec: ClusterSpec, folder: Path | None, name: str) -> NodePlan:
     section = spec.launcher_section("slurm", SlurmSection)
     alone = os.environ.get("SLURM_JOB_NUM_NODES") == "1" and "SLURM_HET_SIZE" not in os.environ
     host = LOOPBACK if alone else own_address(section.network or ELSEWHERE)
-    if plan.role == "directory":
+    if plan.role == DIRECTORY:
         return _directory(spec, plan, folder, host)
-    record = _record_of_job(folder)
-    variables = {DIRECTORY_VARIABLE: record.directory.link, **_reached_at(host, folder)}
+    variables = _reached_at(host, folder)
     if plan.role == "trainer":
         variables |= _meeting(folder / f"{plan.group}.{_job()}", host, first=plan.environment["RANK"] == "0")
-    return plan.given(variables)
+    return plan.given(variables).joined(_record_of_job(folder).links)
 
 
 def _directory(spec: ClusterSpec, plan: NodePlan, folder: Path, host: str) -> NodePlan:
-    """Return the directory's node at the address that the record has, or at a new one, which the record has then."""
-    public = read_keys(make_folder(folder)).public
-    http_port, http_host = (all_keys()[key].variable for key in ("http.port", "http.host"))
-    try:
-        known = load_record(folder)
-        kept = known.facts.get(JOB) == _job() and known.directory.link.startswith(f"tcp://{host}:")
-    except EnvironmentUnfit:
-        kept = False
-    if not kept:
-        shown = plan.environment.get(http_host, LOOPBACK)
+    """Return a directory's node at the address that it had in this run of the job, or at a new one.
+
+    The first directory waits for the addresses of the others, and writes the record.
+    """
+    names = [one.name for one in plan_nodes(spec) if one.role == DIRECTORY]
+    first = plan.name == names[0]
+    if first:
+        make_folder(folder)
+    else:
+        _until(partial(_place, folder, names[0]))  # left after the key file was made
+    public = read_keys(folder / KEYS).public
+    node = _place(folder, plan.name)
+    if node is None or not node.link.startswith(f"tcp://{host}:"):
+        shown = plan.environment.get(all_keys()["http.host"].variable, LOOPBACK)
         http = f"http://{host if shown in ('0.0.0.0', '::') else shown}:{free_port(host)}"
         link = f"tcp://{host}:{free_port(host)}#curve={public}"
-        directory = LaunchedNode(plan.name, plan.group, plan.role, "running", http, link)
+        node = LaunchedNode(plan.name, plan.group, plan.role, "running", http, link)
+        write_whole(folder / f"{plan.name}.place", msgspec.json.encode(DirectoryPlace(_job(), node)))
+    if first:
         how = f"scancel {_number()} ends it, sbatch with another count starts it anew"
-        known = ClusterRecord("slurm", spec, directory, {JOB: _job(), "how": how})
-        save_record(folder, known)
-    place = known.directory.link.partition("#")[0]
-    variables = {all_keys()["cluster.bind"].variable: place, http_port: known.directory.http.rpartition(":")[2]}
+        directories = [_until(partial(_place, folder, name)) for name in names]
+        save_record(folder, ClusterRecord("slurm", spec, directories, {JOB: _job(), "how": how}))
+    bind, http_port = (all_keys()[key].variable for key in ("cluster.bind", "http.port"))
+    variables = {bind: node.link.partition("#")[0], http_port: node.http.rpartition(":")[2]}
     return plan.given(_reached_at(host, folder) | variables)
+
+
+def _place(folder: Path, name: str) -> LaunchedNode | None:
+    """Return where a directory is in this run of the job, None before its task has left that."""
+    try:
+        place = msgspec.json.decode((folder / f"{name}.place").read_bytes(), type=DirectoryPlace)
+    except (OSError, *UNREADABLE, msgspec.MsgspecError):
+        return None
+    return place.node if place.job == _job() else None
+
+
+def _until(look: Callable[[], _T | None]) -> _T:
+    """Return what a look finds, once it finds something."""
+    while (found := look()) is None:
+        time.sleep(LOOK_SECONDS)
+    return found
 
 
 def _reached_at(host: str, folder: Path) -> dict[str, str]:
@@ -101,15 +135,15 @@ def _number() -> str:
 
 
 def _record_of_job(folder: Path) -> ClusterRecord:
-    """Wait for the record that the directory's task of this run of the job writes."""
-    while True:
-        try:
+    """Wait for the record that the first directory's task of this run of the job writes."""
+
+    def look() -> ClusterRecord | None:
+        with suppress(EnvironmentUnfit):
             record = load_record(folder)
-        except EnvironmentUnfit:
-            record = None
-        if record is not None and record.facts.get(JOB) == _job():
-            return record
-        time.sleep(LOOK_SECONDS)
+            return record if record.facts.get(JOB) == _job() else None
+        return None
+
+    return _until(look)
 
 
 def _meeting(file: Path, host: str, *, first: bool) -> dict[str, str]:

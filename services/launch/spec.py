@@ -105,9 +105,21 @@ class ClusterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not 0 <= group.count <= MOST_NODES:
                 raise ValueError(f"nodes.{name}.count is {group.count}, expected 0 to {MOST_NODES}")
             check_settings(group.settings, f"nodes.{name}.settings")
-        directories = sum(group.count for name, group in self.nodes.items() if self.role_of(name) == "directory")
-        if directories != 1:
-            raise ValueError(f"a cluster has one node of role directory, got {directories}: add [nodes.directory]")
+        self._check_directories()
+
+    def _check_directories(self) -> None:
+        """Raise ValueError unless there is a directory, or several of one table."""
+        groups = [group for name, group in self.nodes.items() if self.role_of(name) == "directory" and group.count]
+        count = sum(group.count for group in groups)
+        if not count:
+            raise ValueError("a cluster has a node of role directory, got 0: add [nodes.directory]")
+        own = self.settings.get("directory", {})
+        stores = {(own | group.settings.get("directory", {})).get("store", "memory") for group in groups}
+        if count > 1 and (len(stores) > 1 or stores == {"memory"}):
+            raise ValueError(
+                f"{count} nodes of role directory have one table when they have the same directory.store, such as "
+                f"'etcd://host:2379/{self.name}', got {', '.join(sorted(stores))}"
+            )
 
     def role_of(self, group: str) -> str:
         """Return what `asyncfabric serve` runs for a group."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
+
 from asyncfabric.control import read_keys
 from asyncfabric.control.ipc_folder import make_private
 from asyncfabric.control.keys import trust_file
 from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.launch.launcher import LaunchedNode
 from asyncfabric_services.launch.local import free_port
-from asyncfabric_services.launch.plan import DIRECTORY_VARIABLE, NodePlan
+from asyncfabric_services.launch.plan import DIRECTORY, NodePlan, plan_nodes
 from asyncfabric_services.launch.ranks import ELSEWHERE, LOOPBACK, attach_launcher, node_of, own_address
-from asyncfabric_services.launch.record import ClusterRecord, clusters_folder, make_folder, save_record
+from asyncfabric_services.launch.record import ClusterRecord, clusters_folder, links_of, make_folder, save_record
 from asyncfabric_services.launch.spec import ClusterSpec
 from asyncfabric_services.settings.keys import all_keys
 
@@ -50,15 +52,16 @@ def own_node(spec: ClusterSpec, folder: Path | None, name: str) -> NodePlan:
     host = LOOPBACK if alone else own_address(os.environ.get("MASTER_ADDR", ELSEWHERE))
     bind = all_keys()["cluster.bind"].variable
     variables = {bind: f"tcp://{host}:0", all_keys()["cluster.keys"].variable: str(keys)}
-    if plan.role == "directory":
+    if plan.role == DIRECTORY:
         variables[bind] = f"tcp://{host}:{free_port(host)}"
         http = free_port(host)
         variables[all_keys()["http.port"].variable] = str(http)
         link = f"{variables[bind]}#curve={public}"
-        store.set("directory", link)
-        directory = LaunchedNode(plan.name, plan.group, plan.role, "running", f"http://{host}:{http}", link)
+        mine = LaunchedNode(plan.name, plan.group, plan.role, "running", f"http://{host}:{http}", link)
+        store.set(f"directory/{plan.name}", msgspec.json.encode(mine))
+    names = [one.name for one in plan_nodes(spec) if one.role == DIRECTORY]
+    directories = [msgspec.json.decode(store.get(f"directory/{one}"), type=LaunchedNode) for one in names]
+    if plan.name == names[0]:
         how = "end torchrun, or start it with as many ranks as another file has nodes"
-        save_record(place, ClusterRecord("torchrun", spec, directory, {"how": how}))
-    else:
-        variables[DIRECTORY_VARIABLE] = store.get("directory").decode()
-    return plan.given(variables)
+        save_record(place, ClusterRecord("torchrun", spec, directories, {"how": how}))
+    return plan.given(variables).joined(links_of(directories))

@@ -135,7 +135,7 @@ def test_a_cluster_on_ray_answers_as_one_process_and_is_whole_after_kills(hosts:
             assert [answer.result() for answer in answers] == expected
         lives = commands.whole(NODES, {name: lives[name] for name in victims})
     assert {name: row["restarts"] for name, row in commands.rows().items()} == dict.fromkeys(NODES, 1) | {"decode-1": 0}
-    assert commands.rows()["directory-0"]["link"] == json.loads(record)["directory"]["link"]
+    assert commands.rows()["directory-0"]["link"] == json.loads(record)["directories"][0]["link"]
 
     lost = hosts.ask("kill_raylet")["names"]
     assert lost

@@ -1,4 +1,6 @@
-"""Makes the programs of this folder importable, and gives each test a short folder: paths of sockets are bounded."""
+"""Makes programs of this folder and of its neighbours importable, and gives each test a short folder: paths of sockets
+are bounded.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "integration")]  # etcd, and the list of processes
 
 
 @pytest.fixture

@@ -106,10 +106,15 @@ def test_other_shells_look_scale_drain_and_end_it(short: Path) -> None:
         assert wrong.exit_code == 2
         assert "small has no group 'routr'; did you mean router?" in wrong.stderr
         assert "small has no node 'router-7'" in shell.run("drain", "router-7").stderr
+        assert "directory-0 is the only directory" in shell.run("drain", "directory-0").stderr
+        before = rows["router-1"]
         assert shell.run("drain", "router-0").stdout == "router-0 ended\n"
-        assert set(shell.rows()) == {"directory-0", "router-1"}
-        assert shell.run("scale", "router=1").exit_code == 0  # the number names a node: 0 starts, 1 ends
-        assert set(shell.rows()) == {"directory-0", "router-0"}
+        assert load_record(shell.folder).spec.nodes["router"].count == 1
+        assert shell.run("scale", "router=1").exit_code == 0  # so many run: nothing comes back for the one drained
+        assert shell.rows().keys() == {"directory-0", "router-1"}
+        assert shell.rows()["router-1"]["link"] == before["link"]
+        assert shell.run("scale", "router=2").exit_code == 0
+        assert shell.rows().keys() == {"directory-0", "router-0", "router-1"}
         assert shell.run("down").stdout == "small is down\n"
         assert not processes_of(shell.folder, "directory-0") | processes_of(shell.folder, "router-0")
         assert shell.run("status").exit_code == 3

@@ -25,6 +25,7 @@ from asyncfabric_services.launch.kubernetes.pods import (
     worker_spec,
 )
 from asyncfabric_services.launch.kubernetes.yaml_text import yaml_documents
+from asyncfabric_services.launch.plan import DIRECTORY
 from asyncfabric_services.launch.spec import ClusterSpec
 from asyncfabric_services.settings.keys import SettingsError
 
@@ -50,14 +51,14 @@ def cluster_objects(spec: ClusterSpec) -> list[Fields]:
     """
     groups = [pod_plan(spec, name) for name in spec.nodes]
     _check(groups)
-    options, directory = groups[0].options, next(plan.name for plan in groups if plan.role == "directory")
+    options, directories = groups[0].options, [plan.name for plan in groups if plan.role == DIRECTORY]
     objects = [_new_key(groups[0])] if options.link_key == "generate" and groups[0].secret else []
     for plan in groups:
         objects.append(_object("v1", "ConfigMap", plan.name, plan.labels, data=dict(plan.environment)))
         objects.append(_service(plan, plan.name, headless=True))
         if plan.role == "router":
             objects.append(_service(plan, plan.cluster, headless=False))
-    return objects + [_workload(plan, spec.nodes[plan.group].count, directory) for plan in groups]
+    return objects + [_workload(plan, spec.nodes[plan.group].count, directories) for plan in groups]
 
 
 def _check(groups: Sequence[PodPlan]) -> None:
@@ -79,20 +80,25 @@ def _check(groups: Sequence[PodPlan]) -> None:
         )
 
 
-def _workload(plan: PodPlan, count: int, directory: str) -> Fields:
+def _workload(plan: PodPlan, count: int, directories: Sequence[str]) -> Fields:
+    if plan.role == DIRECTORY and count > 1:
+        raise SettingsError(
+            f"nodes.{plan.group} has {count} directories, and on Kubernetes each needs a Service of its own: write "
+            f'groups of one node each, such as [nodes.{plan.group}-b] with role = "directory"'
+        )
     workers = plan.options.leader_workers.get(plan.group, 0)
     if plan.role == "trainer" and count > 1:
-        return _leader_set(plan, 1, count, workerTemplate=_template(plan, pod_spec(plan, directory, ranks=True)))
+        return _leader_set(plan, 1, count, workerTemplate=_template(plan, pod_spec(plan, directories, ranks=True)))
     if workers:
-        leader, worker = _template(plan, leader_spec(plan, directory)), _template(plan, worker_spec(plan))
+        leader, worker = _template(plan, leader_spec(plan, directories)), _template(plan, worker_spec(plan))
         worker["metadata"]["labels"] = {**plan.labels, "app.kubernetes.io/component": f"{plan.group}-worker"}
         return _leader_set(plan, count, workers + 1, leaderTemplate=leader, workerTemplate=worker)
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     spec = {
         "replicas": count,
-        "strategy": {"type": "Recreate"} if plan.role == "directory" else rolling,
+        "strategy": {"type": "Recreate"} if plan.role == DIRECTORY else rolling,
         "selector": {"matchLabels": plan.labels},
-        "template": _template(plan, pod_spec(plan, directory)),
+        "template": _template(plan, pod_spec(plan, directories)),
     }
     return _object("apps/v1", "Deployment", plan.name, plan.labels, spec=spec)
 

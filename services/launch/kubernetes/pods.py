@@ -7,13 +7,13 @@ comes out of a Secret and is copied: Kubernetes lets groups read Secrets, and su
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from asyncfabric_services.doctor.finding import PROVIDERS
 from asyncfabric_services.launch.kubernetes.options import KubernetesOptions
-from asyncfabric_services.launch.plan import plan_nodes
+from asyncfabric_services.launch.plan import DIRECTORY, DIRECTORY_VARIABLE, plan_nodes
 from asyncfabric_services.launch.spec import ClusterSpec, Resources
 from asyncfabric_services.settings.keys import all_keys
 from asyncfabric_services.settings.schema import Settings
@@ -93,11 +93,14 @@ def pod_plan(spec: ClusterSpec, group: str) -> PodPlan:
     return PodPlan(spec.name, group, node.role, port, environment, node.resources, options)
 
 
-def pod_spec(plan: PodPlan, directory: str, *, ranks: bool = False) -> Fields:
-    """Return the pod of a node; `directory` is the name of its Service, `ranks`: the pod is one of several ranks."""
+def pod_spec(plan: PodPlan, directories: Sequence[str], *, ranks: bool = False) -> Fields:
+    """Return the pod of a node.
+
+    `directories` are the names of their Services; `ranks`: the pod is one of several ranks.
+    """
     options = plan.options
     container = _container(
-        plan, _variables(plan, directory) + (_rank_variables(ranks) if plan.role == "trainer" else [])
+        plan, _variables(plan, directories) + (_rank_variables(ranks) if plan.role == "trainer" else [])
     )
     leave = f"sleep {LEAVE_SECONDS}; " if plan.role == "router" else ""
     node = container | {
@@ -121,9 +124,9 @@ def pod_spec(plan: PodPlan, directory: str, *, ranks: bool = False) -> Fields:
     }
 
 
-def leader_spec(plan: PodPlan, directory: str) -> Fields:
+def leader_spec(plan: PodPlan, directories: Sequence[str]) -> Fields:
     """Return the pod of a node whose engine has workers on other hosts: the head of their Ray is in it."""
-    pod = pod_spec(plan, directory)
+    pod = pod_spec(plan, directories)
     start = f"ray start --head --port={RAY_PORT} && exec asyncfabric serve {plan.role}"
     pod["containers"] = [pod["containers"][0] | {"command": ["sh", "-c", start]}]
     return pod
@@ -143,7 +146,7 @@ def worker_spec(plan: PodPlan) -> Fields:
     }
 
 
-def _variables(plan: PodPlan, directory: str) -> list[Fields]:
+def _variables(plan: PodPlan, directories: Sequence[str]) -> list[Fields]:
     given = plan.environment
     variables = [
         _from_field("POD_NAME", "metadata.name"),
@@ -159,9 +162,10 @@ def _variables(plan: PodPlan, directory: str) -> list[Fields]:
         public = {"secretKeyRef": {"name": plan.secret, "key": "public"}}
         variables.append({"name": "LINK_PUBLIC_KEY", "valueFrom": public})
         variables.append(_variable("ASYNCFABRIC_CLUSTER__KEYS", f"{KEY_FOLDER}/{KEY_FILE}"))
-    if plan.role != "directory":
+    if plan.role != DIRECTORY:
         mark = "curve=$(LINK_PUBLIC_KEY)" if plan.secret else "insecure"
-        variables.append(_variable("ASYNCFABRIC_CLUSTER__DIRECTORY", f"tcp://{directory}:{LINK_PORT}#{mark}"))
+        links = ",".join(f"tcp://{directory}:{LINK_PORT}#{mark}" for directory in directories)
+        variables.append(_variable(DIRECTORY_VARIABLE, links))
     if plan.role == "router":
         names = [f"{plan.cluster}.$(POD_NAMESPACE){domain}" for domain in ("", ".svc", ".svc.cluster.local")]
         names += filter(None, [given.get("ASYNCFABRIC_HTTP__NAMES")])

@@ -39,6 +39,16 @@ class ClusterAddresses:
             time.sleep(PAUSE_SECONDS)
         return _bindable(host, 0)
 
+    def below(self, folder: str) -> dict[str, str]:
+        """Return all addresses whose names begin with `folder/`, by the rest of their names."""
+        start = f"{self._prefix}{folder}/"
+        names = [bytes(key).decode().removeprefix(start) for key in internal_kv._internal_kv_list(start)]
+        return {name: address for name in sorted(names) if (address := self.get(f"{folder}/{name}"))}
+
+    def forget(self, name: str) -> None:
+        """Remove an address, if there is one."""
+        internal_kv._internal_kv_del(self._prefix + name)
+
     def count(self, name: str) -> int:
         """Return how often this was called for the name before."""
         before = int(self.get(name) or 0)

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -24,7 +25,7 @@ from asyncfabric.errors import BrokenError
 from asyncfabric_services.exits import EnvironmentUnfit
 from asyncfabric_services.launch.cluster import stop_all
 from asyncfabric_services.launch.launcher import LaunchedNode
-from asyncfabric_services.launch.plan import NodePlan, plan_nodes
+from asyncfabric_services.launch.plan import DIRECTORY, NodePlan, plan_nodes
 from asyncfabric_services.launch.ray.addresses import ClusterAddresses
 from asyncfabric_services.launch.ray.node_actor import NodeActor
 from asyncfabric_services.launch.record import ClusterRecord, make_folder
@@ -109,6 +110,8 @@ class RayLauncher:
         except ValueError:
             raise KeyError(name) from None
         await _in_thread(lambda: _stop(actor))
+        for place in (f"{DIRECTORY}/{name}", f"restarts/{name}"):  # a later node of this name begins anew
+            await _in_thread(partial(self._addresses.forget, place))
 
     async def nodes(self) -> list[LaunchedNode]:
         """Return the nodes that were started and not stopped; see Launcher.

@@ -20,12 +20,11 @@ import ray
 
 from asyncfabric_services.launch.launcher import LaunchedNode, NodeState
 from asyncfabric_services.launch.local_node import PROGRAM
-from asyncfabric_services.launch.plan import NodePlan
+from asyncfabric_services.launch.plan import DIRECTORY, NodePlan
 from asyncfabric_services.launch.ray.addresses import ClusterAddresses
 from asyncfabric_services.settings.keys import all_keys
 from asyncfabric_services.settings.sources import PREFIX, load_settings
 
-DIRECTORY = "directory"
 LOOK_SECONDS = 0.5
 AGAIN_SECONDS = 2.0
 END_SECONDS = 10.0
@@ -83,9 +82,8 @@ class NodeActor:
 
     def _keep(self) -> None:
         try:
-            directory = self._directory()
-            while self._run(directory):
-                directory = self._directory()  # it came back elsewhere: whoever looks for it has to start anew
+            while self._run(self._directories()):  # again when one came back elsewhere: it would not be found
+                pass
         except BaseException as error:
             self._log.append(f"{type(error).__name__}: {error}")
         if self._ending:
@@ -97,9 +95,9 @@ class NodeActor:
         self._reason = "\n".join(self._log) or "it ended without a word"
         self._settled.set()
 
-    def _run(self, directory: str) -> bool:
-        """Run the node until it ends; return whether it was ended because the directory is elsewhere now."""
-        plan = self._plan.joined(directory)
+    def _run(self, directories: dict[str, str]) -> bool:
+        """Run the node until it ends; return whether it was ended because a directory is elsewhere now."""
+        plan = self._plan.joined(",".join(directories.values()))
         self._announced = Announced("", "")
         child = self._child = self._spawn(plan)
         if self._ending:
@@ -109,8 +107,9 @@ class NodeActor:
             reader.start()
         while child.poll() is None:
             time.sleep(LOOK_SECONDS)
-            # Also before it listens: it waits for the directory, and may have begun with the address of one that died.
-            if directory and self._addresses.get(DIRECTORY) not in ("", directory):
+            # Also before it listens: it waits for a directory, and may have begun with the address of one that died.
+            now = self._addresses.below(DIRECTORY) if directories else {}
+            if any(now.get(name, address) != address for name, address in directories.items()):
                 self._end()
                 return not self._ending
         for reader in readers:
@@ -123,16 +122,21 @@ class NodeActor:
         if line := child.stdout.readline():
             self._announced = msgspec.json.decode(line, type=Announced)
             if self._plan.role == DIRECTORY:
-                self._addresses.put(DIRECTORY, self._announced.link)
+                self._addresses.put(self._own_place, self._announced.link)
             self._settled.set()
 
-    def _directory(self) -> str:
-        """Return the link address of the directory, once there is one; "" for the directory itself."""
+    @property
+    def _own_place(self) -> str:
+        """Where a directory leaves its address."""
+        return f"{DIRECTORY}/{self._plan.name}"
+
+    def _directories(self) -> dict[str, str]:
+        """Return the link addresses of the directories by name, once there are any; nothing for a directory itself."""
         if self._plan.role == DIRECTORY:
-            return ""
-        while not (address := self._addresses.get(DIRECTORY)):
+            return {}
+        while not (addresses := self._addresses.below(DIRECTORY)):
             time.sleep(LOOK_SECONDS)
-        return address
+        return addresses
 
     def _spawn(self, plan: NodePlan) -> subprocess.Popen[str]:
         variables = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
@@ -160,7 +164,7 @@ class NodeActor:
                 os.close(handle)
 
     def _port(self) -> int:
-        return self._addresses.port_at(DIRECTORY, self._host) if self._plan.role == DIRECTORY else 0
+        return self._addresses.port_at(self._own_place, self._host) if self._plan.role == DIRECTORY else 0
 
     def _meeting(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return where the ranks of a training meet: rank 0 chooses it, the others wait for its choice."""

@@ -72,23 +72,27 @@ def test_routers_of_one_host_count_up_from_the_first_port(settings: SettingsTabl
 
 @settings(max_examples=40)
 @given(SPECS, st.data())
-def test_scaling_starts_and_stops_what_differs_and_the_last_first(spec: ClusterSpec, data: st.DataObject) -> None:
+def test_scaling_keeps_who_runs_fills_gaps_and_stops_the_last_first(spec: ClusterSpec, data: st.DataObject) -> None:
     group = data.draw(st.sampled_from(sorted(set(spec.nodes) - {"directory"}) or ["directory"]))
-    before = [plan.name for plan in plan_nodes(spec) if plan.group == group]
-    running = data.draw(st.lists(st.sampled_from(before), unique=True)) if before else []
+    numbers = data.draw(st.sets(st.integers(0, 7)))  # with gaps where nodes were drained
+    running = [f"{group}-{number}" for number in numbers]
     count = 1 if group == "directory" else data.draw(st.integers(0, 7))
-    starting, ending = scale_changes(running, spec.scaled(group, count), group)
-    after = (set(running) - set(ending)) | {plan.name for plan in starting}
-    assert after == {f"{group}-{index}" for index in range(count)}
-    assert not {plan.name for plan in starting} & set(running)
-    assert ending == sorted(ending, key=lambda name: -int(name.rpartition("-")[2]))
+    plans, ending = scale_changes(running, spec.scaled(group, count), group)
+    starting = [plan.name for plan in plans]
+    assert len({*running, *starting} - set(ending)) == count
+    assert not starting or not ending
+    assert ending == sorted(running, key=lambda name: -int(name.rpartition("-")[2]))[: len(ending)]
+    free = [f"{group}-{number}" for number in range(20) if number not in numbers]
+    assert starting == free[: len(starting)]
+    assert all((plan.group, plan.role) == (group, spec.role_of(group)) for plan in plans)
 
 
 @settings(max_examples=40)
 @given(SPECS)
 def test_a_spec_and_its_record_are_read_back_as_written(spec: ClusterSpec) -> None:
     assert spec_of(msgspec.to_builtins(spec)) == spec
-    record = ClusterRecord("local", spec, LaunchedNode("directory-0", "directory", "directory", "running"), {"at": "x"})
+    directory = LaunchedNode("directory-0", "directory", "directory", "running")
+    record = ClusterRecord("local", spec, [directory], {"at": "x"})
     assert msgspec.json.decode(msgspec.json.encode(record), type=ClusterRecord) == record
 
 
@@ -98,7 +102,13 @@ def test_a_spec_and_its_record_are_read_back_as_written(spec: ClusterSpec) -> No
         ("[nodes.directory]\ncoutn = 1", "nodes.directory.coutn: there is no such key; did you mean count?"),
         ("[node.directory]", "node: there is no such key; did you mean nodes?"),
         ("[nodes.decod]", "nodes.decod: 'decod' is no role of a node; did you mean decode?"),
-        ("[nodes.decode]\ncount = 1", "a cluster has one node of role directory, got 0: add [nodes.directory]"),
+        ("[nodes.decode]\ncount = 1", "a cluster has a node of role directory, got 0: add [nodes.directory]"),
+        ("[nodes.directory]\ncount = 2", "2 nodes of role directory have one table when they have the same"),
+        (
+            "[nodes.directory]\nsettings.directory.store = 'etcd://a:1/x'\n"
+            "[nodes.spare]\nrole = 'directory'\nsettings.directory.store = 'etcd://b:1/x'",
+            "got etcd://a:1/x, etcd://b:1/x",
+        ),
         ("[nodes.directory]\ncount = -1", "nodes.directory.count is -1, expected 0 to 4096"),
         (
             "[nodes.directory.resources]\ncpu = 1",
@@ -139,7 +149,7 @@ def test_the_record_is_found_by_another_process_and_is_of_this_user_alone(tmp_pa
     keys = make_folder(folder)
     assert make_folder(folder) == keys  # a second start keeps the keys
     spec = ClusterSpec("chat", {"directory": NodeGroup(resources=Resources(memory="1GiB"))})
-    record = ClusterRecord("local", spec, LaunchedNode("directory-0", "directory", "directory", "running"))
+    record = ClusterRecord("local", spec, [LaunchedNode("directory-0", "directory", "directory", "running")])
     save_record(folder, record)
     assert load_record(folder) == record
     assert folder.stat().st_mode & 0o77 == keys.stat().st_mode & 0o77 == 0

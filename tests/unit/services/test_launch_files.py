@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,16 @@ from click.testing import CliRunner
 
 from asyncfabric_services.cli import asyncfabric
 from asyncfabric_services.launch.example import EXAMPLE
-from asyncfabric_services.launch.plan import plan_nodes
+from asyncfabric_services.launch.kubernetes.objects import cluster_objects
+from asyncfabric_services.launch.plan import DIRECTORY_VARIABLE, plan_nodes
 from asyncfabric_services.launch.ranks import node_of, scheduler_around
+from asyncfabric_services.launch.record import load_record
+from asyncfabric_services.launch.slurm import own_node
 from asyncfabric_services.launch.slurm_script import script_of
 from asyncfabric_services.launch.spec import ClusterSpec, spec_of
-from asyncfabric_services.settings.keys import SettingsError
+from asyncfabric_services.settings.keys import SettingsError, all_keys
+
+BIND = all_keys()["cluster.bind"].variable
 
 
 def mixed(**slurm: object) -> ClusterSpec:
@@ -61,6 +67,48 @@ def test_a_rank_is_the_node_of_its_place_or_of_its_name() -> None:
         node_of(spec, "", 0, 4)
     with pytest.raises(SettingsError, match=r"no node 'decode-7'; did you mean decode-0\?"):
         node_of(spec, "decode-7", 0, 1)
+
+
+def test_tasks_of_slurm_meet_at_all_directories_and_come_back_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = {"directory": {"store": "etcd://a:1/chat"}}
+    spec = spec_of({"name": "chat", "settings": store, "nodes": {"directory": {"count": 2}, "router": {}}})
+    job = {"JOB_ID": "7", "PROCID": "0", "NTASKS": "1", "JOB_NUM_NODES": "1", "SUBMIT_DIR": str(tmp_path)}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    names = ["router-0", "directory-1", "directory-0"]  # whoever comes first waits for the others
+    with ThreadPoolExecutor(len(names)) as tasks:
+        nodes = dict(zip(names, tasks.map(lambda name: own_node(spec, tmp_path / "job", name), names), strict=True))
+    places = [nodes[name].environment[BIND] for name in ("directory-0", "directory-1")]
+    assert len(set(places)) == 2
+    links = nodes["router-0"].environment[DIRECTORY_VARIABLE].split(",")
+    assert [link.partition("#")[0] for link in links] == places
+    assert load_record(tmp_path / "job").links.split(",") == links
+    for name in ("directory-1", "directory-0"):  # started again, one at a time
+        assert own_node(spec, tmp_path / "job", name) == nodes[name]
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # the job is queued again: what it left before does not count
+    assert own_node(spec.scaled("directory", 1), tmp_path / "job", "directory-0") != nodes["directory-0"]
+
+
+def test_on_kubernetes_each_directory_has_a_service_of_its_own() -> None:
+    groups = {"dir-a": {"role": "directory"}, "dir-b": {"role": "directory"}, "decode": {}}
+    document = {
+        "name": "chat",
+        "settings": {"directory": {"store": "etcd://a:1/chat"}},
+        "nodes": groups,
+        "launcher": {"kubernetes": {"image": "x"}},
+    }
+    objects = cluster_objects(spec_of(document))
+    services = {each["metadata"]["name"] for each in objects if each["kind"] == "Service"}
+    (decode,) = (one for one in objects if one["kind"] == "Deployment" and one["metadata"]["name"] == "chat-decode")
+    variables = {one["name"]: one.get("value") for one in decode["spec"]["template"]["spec"]["containers"][0]["env"]}
+    hosts = [part.removeprefix("tcp://").partition(":")[0] for part in variables[DIRECTORY_VARIABLE].split(",")]
+    assert hosts == ["chat-dir-a", "chat-dir-b"]
+    assert set(hosts) <= services
+    groups["dir-a"]["count"] = 2
+    with pytest.raises(SettingsError, match=r"nodes.dir-a has 2 directories.*write groups of one node each"):
+        cluster_objects(spec_of(document))
 
 
 def test_what_is_around_is_found_by_its_variables() -> None:
