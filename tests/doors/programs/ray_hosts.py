@@ -11,43 +11,21 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-FOLDER = tempfile.mkdtemp(prefix="af-ray-")
-os.environ.update(
-    RAY_TMPDIR=FOLDER,
-    RAY_USAGE_STATS_ENABLED="0",
-    RAY_prestart_worker_first_driver="0",
-    RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # everything binds to the loopback interface
-    RAY_worker_niceness="0",  # it is 15 otherwise, and nodes inherit it
-    RAY_worker_register_timeout_seconds="300",  # a machine with much else to do starts processes slowly
-    RAY_health_check_failure_threshold="30",
-)
-
 sys.path.append(str(Path(__file__).parent))
+
+from ray_settings import detached_actors, set_up, started, what_is_left
+
+FOLDER = set_up()
 
 import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 from scenario_lines import serve  # noqa: E402
-
-TRIES = 4
-RAYLET = {"num_cpus": 4, "object_store_memory": 80 << 20}
-
-
-def started(raylets: Cluster, **more: Any) -> Any:
-    """Add a raylet; one that Ray gave up, since the machine was slow, is tried again."""
-    for left in reversed(range(TRIES)):
-        try:
-            return raylets.add_node(**RAYLET, **more)
-        except Exception:
-            if not left:
-                raise
-    return None
 
 
 class Hosts:
@@ -62,7 +40,7 @@ class Hosts:
 
     def kill_actor(self, node: str) -> dict[str, Any]:
         """Kill the process of an actor, and wait until it is gone."""
-        pid = self._actors()[node]
+        (pid,) = (one["pid"] for one in detached_actors() if one["name"] == node)
         os.kill(pid, signal.SIGKILL)
         while Path(f"/proc/{pid}").exists():
             time.sleep(0.01)
@@ -71,7 +49,7 @@ class Hosts:
     def kill_raylet(self) -> dict[str, Any]:
         """Kill the second raylet; return whose actors it had."""
         lost = self._second.node_id
-        names = [one["name"] for one in self._table() if one["node"] == lost]
+        names = [one["name"] for one in detached_actors() if one["node"] == lost]
         self._raylets.remove_node(self._second, allow_graceful=False)
         return {"names": names}
 
@@ -80,21 +58,8 @@ class Hosts:
         return {}
 
     def left(self) -> dict[str, Any]:
-        """Return what is left of all clusters: actors and what is reserved."""
-        groups = [one for one in ray.util.placement_group_table().values() if one["state"] != "REMOVED"]
-        return {"actors": sorted(self._actors()), "groups": groups}
-
-    def _actors(self) -> dict[str, int]:
-        return {one["name"]: one["pid"] for one in self._table()}
-
-    def _table(self) -> list[dict[str, Any]]:
-        from ray._private.state import actors
-
-        return [
-            {"name": one["Name"], "pid": one["Pid"], "node": one["Address"]["NodeID"]}
-            for one in actors().values()
-            if one["State"] == "ALIVE" and one["IsDetached"]
-        ]
+        """Return what is left of all clusters."""
+        return what_is_left()
 
 
 @contextmanager
