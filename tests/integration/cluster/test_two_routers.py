@@ -6,8 +6,7 @@ Idle nodes are chosen by name, so a router alone would send one request after th
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -56,13 +55,11 @@ class LongRequest:
         return one
 
 
-@contextmanager
-def routed(made: Cluster) -> Iterator[None]:
+def start(made: Cluster) -> None:
     made.start(*NODES, *ROUTERS)
     for router in ROUTERS:
         for role in ("prefill", "decode"):
             made[router].until(f"asyncfabric_router_{role}_nodes", lambda nodes: nodes == 2)
-    yield
 
 
 def ask_until_at(router: Service, node: Service, long: LongRequest | None) -> None:
@@ -79,14 +76,14 @@ def ask_until_at(router: Service, node: Service, long: LongRequest | None) -> No
 
 
 def test_a_router_avoids_the_node_that_another_one_loads(tmp_path: Path) -> None:
-    with bare_cluster(tmp_path) as made, routed(made):
+    with bare_cluster(tmp_path) as made:
+        start(made)
         first, second = (made[name] for name in ROUTERS)
-        long = LongRequest(first)
-        busy, other = made.busy_and_other("decode")
-        assert busy.name == "decode-1"
-        ask_until_at(second, other, long)
-        first.kill()  # what it assigned is forgotten, and its node is the first by name again
-        long.close()
+        with closing(LongRequest(first)) as long:
+            busy, other = made.busy_and_other("decode")
+            assert busy.name == "decode-1"
+            ask_until_at(second, other, long)
+            first.kill()  # what it assigned is forgotten, and its node is the first by name again
         busy.until("asyncfabric_kv_held_pages", lambda pages: pages == 0)
         ask_until_at(second, busy, None)
         for name in (*NODES, ROUTERS[1]):
