@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
-
 from asyncfabric.control import read_keys
 from asyncfabric.control.ipc_folder import make_private
 from asyncfabric.control.keys import trust_file
@@ -19,9 +17,9 @@ from asyncfabric_services.launch.launcher import LaunchedNode
 from asyncfabric_services.launch.local import free_port
 from asyncfabric_services.launch.plan import DIRECTORY, NodePlan, plan_nodes
 from asyncfabric_services.launch.ranks import ELSEWHERE, LOOPBACK, attach_launcher, node_of, own_address
-from asyncfabric_services.launch.record import ClusterRecord, clusters_folder, links_of, make_folder, save_record
+from asyncfabric_services.launch.record import ClusterRecord, clusters_folder, make_folder, save_record
 from asyncfabric_services.launch.spec import ClusterSpec
-from asyncfabric_services.settings.keys import all_keys
+from asyncfabric_services.settings.keys import SettingsError, all_keys
 
 __all__ = ["attach_launcher", "own_node"]
 
@@ -29,10 +27,15 @@ __all__ = ["attach_launcher", "own_node"]
 def own_node(spec: ClusterSpec, folder: Path | None, name: str) -> NodePlan:
     """Return the node that this rank is, with all that it needs to join; waits for the keys of all ranks.
 
-    Raises SettingsError when there is no such node, EnvironmentUnfit without torchrun's store.
+    Raises SettingsError when there is no such node or there are several directories, EnvironmentUnfit without a store.
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     plan = node_of(spec, name, rank, ranks)
+    if sum(one.role == DIRECTORY for one in plan_nodes(spec)) > 1:
+        raise SettingsError(
+            f"{spec.name} has several directories, which share one key: under torchrun each rank has a key of its own, "
+            "and all start anew when one ends, so state one directory"
+        )
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise EnvironmentUnfit("torchrun serves no store here: start it with --rdzv-backend=c10d")
     from torch.distributed.distributed_c10d import PrefixStore  # the one use of torch here
@@ -58,10 +61,7 @@ def own_node(spec: ClusterSpec, folder: Path | None, name: str) -> NodePlan:
         variables[all_keys()["http.port"].variable] = str(http)
         link = f"{variables[bind]}#curve={public}"
         mine = LaunchedNode(plan.name, plan.group, plan.role, "running", f"http://{host}:{http}", link)
-        store.set(f"directory/{plan.name}", msgspec.json.encode(mine))
-    names = [one.name for one in plan_nodes(spec) if one.role == DIRECTORY]
-    directories = [msgspec.json.decode(store.get(f"directory/{one}"), type=LaunchedNode) for one in names]
-    if plan.name == names[0]:
+        store.set("directory", link)
         how = "end torchrun, or start it with as many ranks as another file has nodes"
-        save_record(place, ClusterRecord("torchrun", spec, directories, {"how": how}))
-    return plan.given(variables).joined(links_of(directories))
+        save_record(place, ClusterRecord("torchrun", spec, [mine], {"how": how}))
+    return plan.given(variables).joined(store.get("directory").decode())

@@ -23,7 +23,9 @@ from asyncfabric_services.launch.cluster import rows_of
 from asyncfabric_services.launch.holding import attached
 from asyncfabric_services.launch.launcher import Launcher, launcher_module
 from asyncfabric_services.launch.local import free_port
+from asyncfabric_services.launch.plan import plan_nodes
 from asyncfabric_services.launch.record import load_record
+from asyncfabric_services.launch.spec import read_spec
 from asyncfabric_services.runner.model import ModelChoice
 
 MODEL = "kills"
@@ -138,7 +140,8 @@ async def _slurm(file: Path, folder: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _torchrun(file: Path, folder: Path) -> AsyncIterator[None]:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NODES}", "--max-restarts=99"]
+    ranks = len(plan_nodes(read_spec(file)))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=99"]
     command = [sys.executable, "-P", *torchrun, "-m", *_up(file, "--folder", str(folder))[3:]]
     process = await trio.lowlevel.open_process(command, cwd=file.parent, stdout=subprocess.DEVNULL)
     try:

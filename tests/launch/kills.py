@@ -7,6 +7,7 @@ Exit status 0: no wrong answer, and full strength after each kill. On trio.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -58,8 +59,10 @@ async def _kill(launcher: Launcher, folder: Path, victims: list[str], links: dic
             await trio.sleep(LOOK_S)
 
 
-async def kill_nodes(launcher_name: str, kills: int, together: int, seed: int, base: Path) -> dict[str, Any]:
-    """Run the cluster in a folder and kill nodes; return what became of it."""
+async def kill_nodes(
+    launcher_name: str, kills: int, together: int, seed: int, base: Path, minutes: float = math.inf
+) -> dict[str, Any]:
+    """Run the cluster in a folder and kill nodes, for so many minutes at most; return what became of it."""
     expected = await trio.to_thread.run_sync(right_answers)
     file, router = write_file(base)
     folder, rng = base / "cluster", random.Random(seed)
@@ -71,7 +74,8 @@ async def kill_nodes(launcher_name: str, kills: int, together: int, seed: int, b
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load.run, CLIENTS)
             await load.until(len(ASKS))
-            while (left := kills - sum(roles.values())) > 0:
+            end = trio.current_time() + minutes * 60
+            while (left := kills - sum(roles.values())) > 0 and trio.current_time() < end:
                 victims = rng.sample(sorted(links), rng.randint(1, min(together, left)))
                 began = trio.current_time()
                 links = await _kill(launcher, folder.resolve(), victims, links)
@@ -98,12 +102,13 @@ async def kill_nodes(launcher_name: str, kills: int, together: int, seed: int, b
 @click.option("--launcher", type=click.Choice(tuple(STARTERS)), default="local", show_default=True)
 @click.option("--kills", type=click.IntRange(0), default=50, show_default=True)
 @click.option("--together", type=click.IntRange(1, NODES), default=3, show_default=True, help="At most, at once.")
+@click.option("--minutes", type=float, default=math.inf, help="No kills after so many; what was done is reported.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-def main(launcher: str, kills: int, together: int, seed: int, as_json: bool) -> None:
+def main(launcher: str, kills: int, together: int, minutes: float, seed: int, as_json: bool) -> None:
     """Kill nodes of a cluster under load; see the name plate."""
     with TemporaryDirectory(prefix="kills-", dir="/tmp") as base:
-        found = trio.run(kill_nodes, launcher, kills, together, seed, Path(base))
+        found = trio.run(kill_nodes, launcher, kills, together, seed, Path(base), minutes)
     if as_json:
         print(json.dumps(found))
     else:

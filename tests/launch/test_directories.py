@@ -1,4 +1,4 @@
-"""Two directories of one table, from one file: each launcher gives nodes the addresses of both.
+"""Two directories of one table, from one file: launchers give nodes the addresses of both.
 
 Directories and routers only, which load no model; the table is in a real etcd.
 """
@@ -48,7 +48,7 @@ def joined_by(folder: Path, node: str) -> set[str]:
     return set(value.split(","))
 
 
-@pytest.mark.parametrize("name", ["local", "slurm", "torchrun"])
+@pytest.mark.parametrize("name", ["local", "slurm"])
 def test_each_node_is_given_all_directories(name: str, short: Path, server: etcd.Etcd) -> None:
     if name == "slurm" and (lacking := slurm.missing()):
         pytest.skip(f"THE CLUSTER WAS NOT STARTED BY SLURM: {lacking}")

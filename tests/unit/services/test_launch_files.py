@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from asyncfabric_services.cli import asyncfabric
+from asyncfabric_services.launch import torchrun
 from asyncfabric_services.launch.example import EXAMPLE
 from asyncfabric_services.launch.kubernetes.objects import cluster_objects
 from asyncfabric_services.launch.plan import DIRECTORY_VARIABLE, plan_nodes
@@ -89,6 +90,15 @@ def test_tasks_of_slurm_meet_at_all_directories_and_come_back_there(
         assert own_node(spec, tmp_path / "job", name) == nodes[name]
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # the job is queued again: what it left before does not count
     assert own_node(spec.scaled("directory", 1), tmp_path / "job", "directory-0") != nodes["directory-0"]
+
+
+def test_torchrun_refuses_directories_that_could_not_share_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = {"directory": {"store": "etcd://a:1/chat"}}
+    spec = spec_of({"name": "chat", "settings": store, "nodes": {"directory": {"count": 2}}})
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match="chat has several directories, which share one key: under torchrun"):
+        torchrun.own_node(spec, None, "")
 
 
 def test_on_kubernetes_each_directory_has_a_service_of_its_own() -> None:
