@@ -41,7 +41,7 @@ const Library* open_library(const std::string& name, std::string* detail) {
 }
 
 int query_port(ibv_context* context, uint8_t port, ibv_port_attr* out) {
-  verbs_context* extended = verbs_get_ctx_op(context, query_port);
+  verbs_context* extended = __extension__ verbs_get_ctx_op(context, query_port);  // the macro is GNU C
   if (extended == nullptr) return ENOSYS;
   std::memset(out, 0, sizeof *out);
   return extended->query_port(context, port, out, sizeof *out);
