@@ -24,7 +24,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-native test-python soak doors launchers coverage check format build asan tsan fuzz rxe browser gpu ptx bench docs docs-site wheel wheels clean
+.PHONY: help demo test test-native test-python soak doors launchers coverage check format build asan tsan fuzz rxe browser gpu ptx bench docs docs-site wheel wheels first-answer clean
 
 help:  ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -293,6 +293,9 @@ wheels: $(STAMPS)/wheels  ## dist/: sdist, and a manylinux wheel for each CPytho
 	rm -rf dist && mkdir -p build/wheels
 	$(BIN)/python -m build --sdist --no-isolation --outdir dist . >build/wheels/sdist.log
 	build/wheels/tools/bin/python release/wheels.py $(VERSIONS)
+
+first-answer: $(STAMPS)/apt  ## pip install of a wheel of dist/ and `asyncfabric demo kv` in a fresh environment without a compiler: seconds to the first answer
+	"$(PYTHON)" release/first_answer.py
 
 clean:  ## remove what builds made; the environment stays
 	rm -rf build dist *.egg-info asyncfabric/_native/*.so

@@ -92,7 +92,10 @@ async def play(
         observed.outcomes = load.outcomes
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load.run, clients)
-            await load.until(BETWEEN_STEPS)
+            await load.until(1)
+            first = load.outcomes[0]
+            report(first.error or f"first answer, {first.ask.max_tokens} tokens: {first.text[:24]!r}")
+            await load.until(BETWEEN_STEPS - 1)
             await _start(launcher, "prefill-2", "decode-3", "decode-4")
             report(f"grown to 2 prefill and 4 decode nodes after {len(load.outcomes)} requests")
             await load.until(BETWEEN_STEPS)
