@@ -1,6 +1,7 @@
 """What processes hold, sampled again and again: read from /proc, judged for growth, drawn as SVG. Starts nothing.
 
-A life is one process of a node: a node that was killed and started again has several. Each is compared with itself.
+A life is one process of a node: a node that was killed and started again has several. Each is compared with itself,
+and only at times at which all its peers were there: a peer costs descriptors, threads and mapped memory while it lives.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 
 FIGURES = ("resident MiB", "descriptors", "threads", "shared KiB", "regions", "pages out")
 GROWING = FIGURES[:5]
@@ -20,22 +21,27 @@ MOST_GROWTH = 0.01
 
 @dataclass
 class Life:
-    """One process: `times` in seconds since the soak began, and `values` of each figure at these times."""
+    """One process: `times` in seconds since the soak began, and `values` of each figure at these times.
+
+    `calm` has the numbers of those samples before which all nodes had been there for a while.
+    """
 
     name: str
     pid: int
     times: list[float] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=dict)
+    calm: list[int] = field(default_factory=list)
 
-    def add(self, time_s: float, figures: Mapping[str, float]) -> None:
+    def add(self, time_s: float, figures: Mapping[str, float], *, calm: bool = True) -> None:
+        if calm:
+            self.calm.append(len(self.times))
         self.times.append(time_s)
         for name in FIGURES:
             self.values.setdefault(name, []).append(figures.get(name, 0.0))
 
-    def middle(self, figure: str, begin_s: float, end_s: float) -> float:
-        """Return the median of a window."""
-        pairs = zip(self.times, self.values[figure], strict=True)
-        return median(value for time_s, value in pairs if begin_s <= time_s <= end_s)
+    def quartiles(self, figure: str, samples: Sequence[int]) -> list[float]:
+        """Return the quartiles of a figure in these samples."""
+        return quantiles((self.values[figure][number] for number in samples), n=4, method="inclusive")
 
 
 def read_process(pid: int) -> dict[str, float]:
@@ -52,26 +58,42 @@ def read_process(pid: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Growth:
-    """A figure of a life: medians of a window after its warm-up, and of one at its end."""
+    """A figure of a life: its quartiles in the first calm samples after the warm-up, and in the last ones."""
 
     life: Life
     figure: str
-    first: float
-    last: float
+    firsts: Sequence[float]
+    lasts: Sequence[float]
+
+    @property
+    def first(self) -> float:
+        return self.firsts[1]
+
+    @property
+    def last(self) -> float:
+        return self.lasts[1]
 
     @property
     def share(self) -> float:
-        return self.last / self.first - 1 if self.first else float(self.last > 0)
+        """Return by which share all quartiles grew at least.
+
+        What is kept raises all of them. What comes and goes, a thread that waits for work, moves the median alone.
+        """
+        return min(_share(first, last) for first, last in zip(self.firsts, self.lasts, strict=True))
 
 
-def growth_of(lives: Sequence[Life], warm_s: float, window_s: float) -> list[Growth]:
-    """Return the growth of each life that lasted for its warm-up and two windows."""
+def _share(first: float, last: float) -> float:
+    return last / first - 1 if first else float(last > 0)
+
+
+def growth_of(lives: Sequence[Life], warm_s: float, samples: int) -> list[Growth]:
+    """Return the growth of each life with so many calm samples after its warm-up, and as many more at its end."""
     found = []
     for life in lives:
-        begin, end = life.times[0] + warm_s, life.times[-1]
-        if end - begin >= 2 * window_s:
+        warm = [number for number in life.calm if life.times[number] >= life.times[0] + warm_s]
+        if len(warm) >= 2 * samples:
             for figure in GROWING:
-                first, last = life.middle(figure, begin, begin + window_s), life.middle(figure, end - window_s, end)
+                first, last = life.quartiles(figure, warm[:samples]), life.quartiles(figure, warm[-samples:])
                 found.append(Growth(life, figure, first, last))
     return found
 
@@ -83,13 +105,9 @@ def table(growths: Sequence[Growth], lives: Sequence[Life]) -> str:
     for life in lives:
         mine = [one for one in growths if one.life is life]
         if mine:
-            cells = (f"{one.first:.10g} -> {one.last:.10g} {one.share:+.2%}" for one in _rounded(mine))
+            cells = (f"{one.first:.5g} -> {one.last:.5g} {one.share:+.2%}" for one in mine)
             rows.append(f"{life.name:<16}" + "".join(f"{cell:>26}" for cell in cells))
     return "\n".join([*rows, f"{len(lives) - len(judged)} lives were too short to be judged"])
-
-
-def _rounded(growths: Sequence[Growth]) -> list[Growth]:
-    return [Growth(one.life, one.figure, round(one.first, 1), round(one.last, 1)) for one in growths]
 
 
 def draw(lives: Sequence[Life], path: Path) -> None:

@@ -39,12 +39,15 @@ from asyncfabric_services.launch.local_node import LocalNode
 from asyncfabric_services.look.asking import NoAnswer
 
 SAMPLE_S, LOOK_S = 5.0, 0.1
+SETTLED_S = 15.0  # until nodes have connected to one that came, or have closed what belonged to one that went
+SAMPLES = 36  # of the beginning and of the end, which are compared
 ROUNDS_WITHOUT = 10
 SMALL_CACHE = {"ASYNCFABRIC_CACHE__MEMORY": "32MiB"}  # each page is touched soon: memory does not grow by first uses
 REGIONS = "asyncfabric_registered_regions"
 SERVING = DemoSettings(layers=4, hidden=256, new_tokens=24)
 EXPERTS = DemoSettings(layers=2, hidden=64, new_tokens=8)
 TRAINING = training.Scenario(trainers=2, tp=1, layers=2, hidden=128)
+NODES = 11 + experts.NODES  # directory, router, trainers, coordinator; two each of prefill, decode, rollout; experts
 TRAIN_EVERY = {"ASYNCFABRIC_TRAIN__EVERY": "40"}  # a version lasts so long that it is judged by its checkpoint
 
 
@@ -63,6 +66,8 @@ class Soak:
         self._right_answers = expected_answers(SERVING, serving.asks_of(SERVING.new_tokens))
         self._right_tokens = right_answers(EXPERTS)
         self._shown = 0
+        self._there: set[int] = set()  # processes of nodes that listen, and since when these
+        self._changed = 0.0
         self._directory = ""
         self._dice = random.Random(arguments.seed)
         weights = training.environment_of(TRAINING, folder) | TRAIN_EVERY
@@ -235,6 +240,7 @@ class Soak:
 
     async def _sample(self) -> None:
         while True:
+            self._judge_ends()
             for node in list(self._launcher.running.values()):
                 pid = node.process.pid if node.process is not None else 0
                 try:
@@ -245,9 +251,24 @@ class Soak:
                     regions = sum(metrics[name] for name in metrics if name.startswith(REGIONS))
                     figures |= {"regions": regions, "pages out": serving.pages_out(metrics)}
                     life = self.lives.setdefault(pid, Life(node.name, pid))
-                    life.add(trio.current_time() - self._began, figures)
+                    life.add(trio.current_time() - self._began, figures, calm=self._calm())
             self._show()
             await trio.sleep(SAMPLE_S)
+
+    def _calm(self) -> bool:
+        """Return whether the same nodes have been there for a while, all of them."""
+        nodes = self._launcher.running.values()
+        there = {node.process.pid for node in nodes if node.state == "running" and node.process is not None}
+        if there != self._there:
+            self._there, self._changed = there, trio.current_time()
+        return len(there) == NODES and trio.current_time() > self._changed + SETTLED_S
+
+    def _judge_ends(self) -> None:
+        """Nobody but this process ends nodes."""
+        for node in self._launcher.running.values():
+            text = f"{node.name} ended by itself, with status {node.status}"
+            if node.ended.is_set() and not node.stopping.is_set() and text not in self.broken:
+                self.broken.append(text)
 
     def _show(self) -> None:
         """Write a line each minute, so that who waits for the end sees it come."""
@@ -279,7 +300,9 @@ def main() -> None:
     began = time.monotonic()
     soak = trio.run(soaked, arguments)
     lives = [life for life in soak.lives.values() if life.times]
-    growths = growth_of(lives, arguments.warm, min(180.0, arguments.minutes * 9))
+    growths = growth_of(lives, arguments.warm, min(SAMPLES, round(arguments.minutes * 2)))
+    if not growths and arguments.minutes * 60 > 2 * arguments.warm:
+        soak.broken.append("nobody was judged: all nodes were hardly ever there together; --kill-every more seconds?")
     grown = [one for one in growths if one.share > MOST_GROWTH]
     soak.broken += [f"{one.figure} of {one.life.name} grew from {one.first:g} to {one.last:g}" for one in grown]
     arguments.output.mkdir(parents=True, exist_ok=True)

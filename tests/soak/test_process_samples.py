@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from process_samples import FIGURES, MOST_GROWTH, Life, growth_of, read_process, table
 
+SAMPLES = 36
+
 
 def life(name: str, seconds: int, **changed: float) -> Life:
     """Return a life that warms up for 600 s and then stays, but for what grows by so much a second."""
@@ -24,7 +26,7 @@ def life(name: str, seconds: int, **changed: float) -> Life:
 
 
 def grown(*lives: Life) -> list[tuple[str, str]]:
-    found = growth_of(lives, 600, 180)
+    found = growth_of(lives, 600, SAMPLES)
     return [(one.life.name, one.figure) for one in found if one.share > MOST_GROWTH]
 
 
@@ -33,7 +35,7 @@ def test_growth_after_the_warm_up_is_found_where_it_is() -> None:
     leaking = {"resident MiB": 0.001, "descriptors": 0.002, "pages out": 1.0}
     assert grown(life("a", 3600), life("b", 3600, **leaking)) == [("b", "resident MiB"), ("b", "descriptors")]
     lives = [life("a", 3600), life("short", 900)]
-    assert "1 lives were too short" in table(growth_of(lives, 600, 180), lives)
+    assert "1 lives were too short" in table(growth_of(lives, 600, SAMPLES), lives)
 
 
 def test_a_figure_that_was_nothing_may_not_become_something() -> None:
@@ -41,6 +43,33 @@ def test_a_figure_that_was_nothing_may_not_become_something() -> None:
     for at in range(0, 3600, 5):
         made.add(at, {"shared KiB": float(at > 3000)})
     assert grown(made) == [("a", "shared KiB")]
+
+
+def with_a_peer(seconds: int, absent_at_the_end: int, **rates: float) -> Life:
+    """Return a life with a peer that costs 5 descriptors, 10 MiB and at times a thread while it is there.
+
+    It is absent for the first 10 seconds of each minute, and of the last 10 minutes for longer.
+    """
+    made = Life("a", 7)
+    for at in range(0, seconds, 5):
+        there = at % 60 >= (absent_at_the_end if at > seconds - 600 else 10)
+        costs = {"descriptors": 40 + 5 * there, "resident MiB": 400 + 10 * there, "threads": 8 + (at % 3 == 0)}
+        figures = {name: cost + int(rates.get(name, 0) * at) for name, cost in costs.items()}
+        made.add(at, figures, calm=there)
+    return made
+
+
+def test_a_peer_that_comes_and_goes_is_no_growth_and_hides_none() -> None:
+    steady = with_a_peer(3600, 40)
+    steady.values["threads"][-400:] = [8.0, 9.0, 9.0, 9.0] * 100  # its median is another one than at the beginning
+    assert grown(steady) == []
+    leaking = {"descriptors": 0.0005, "resident MiB": 0.002, "threads": 0.0005}  # one of each in half an hour
+    found = grown(with_a_peer(3600, 40, **leaking))
+    assert found == [("a", "resident MiB"), ("a", "descriptors"), ("a", "threads")]
+
+
+def test_a_life_whose_peers_were_never_all_there_is_not_judged() -> None:
+    assert growth_of([with_a_peer(3600, 60)], 3000, SAMPLES) == []
 
 
 def test_what_the_kernel_reports_of_a_process() -> None:
