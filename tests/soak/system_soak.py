@@ -68,6 +68,7 @@ class Soak:
         self._shown = 0
         self._there: set[int] = set()  # processes of nodes that listen, and since when these
         self._changed = 0.0
+        self._back: dict[str, float] = {}  # when the last part of a system that was killed was there again
         self._directory = ""
         self._dice = random.Random(arguments.seed)
         weights = training.environment_of(TRAINING, folder) | TRAIN_EVERY
@@ -105,7 +106,7 @@ class Soak:
             while self._goes_on():
                 await load.until(1)
                 if self._due("kv"):
-                    await self._kill_and_start(self._dice.choice(("decode-2", "prefill-2")))
+                    await self._kill_and_start("kv", self._dice.choice(("decode-2", "prefill-2")))
                 self._judge_answers(load, right)
             load.stop()
         self._judge_answers(load, right)
@@ -140,7 +141,7 @@ class Soak:
             for name in names:
                 await self._judge_versions(self._launcher.running[name], usual, judged)
             if self._due("weights"):
-                await self._kill_and_start("rollout-2")
+                await self._kill_and_start("weights", "rollout-2")
                 await training.until_metric(self._launcher.running["rollout-2"], "asyncfabric_rollout_version", 1)
             await trio.sleep(SAMPLE_S)
 
@@ -217,17 +218,15 @@ class Soak:
     def _goes_on(self) -> bool:
         return trio.current_time() < self._end
 
-    def _due(self, what: str) -> bool:
-        """Return whether a part of a system is to be killed now: each has its turn every `--kill-every` seconds."""
-        turn = f"turns of {what}"
-        due = trio.current_time() > self._began + (self.seen[turn] + 1) * self._kill_s
-        self.seen[turn] += due
-        return due
+    def _due(self, system: str) -> bool:
+        """Return whether a part of a system is to be killed now: `--kill-every` seconds after the last one was back."""
+        return trio.current_time() > self._back.get(system, self._began) + self._kill_s
 
-    async def _kill_and_start(self, name: str) -> None:
+    async def _kill_and_start(self, system: str, name: str) -> None:
         await self._launcher.kill(name)
         self.seen["kills"] += 1
         await self._start(name)
+        self._back[system] = trio.current_time()
 
     async def _start(self, *names: str) -> None:
         async with trio.open_nursery() as nursery:
@@ -275,7 +274,7 @@ class Soak:
         minute = int((trio.current_time() - self._began) / 60)
         if minute > self._shown:
             self._shown = minute
-            facts = {name: count for name, count in sorted(self.seen.items()) if not name.startswith("turns")}
+            facts = dict(sorted(self.seen.items()))
             print(f"minute {minute}: {facts}, broken: {self.broken[-1:]}", file=sys.stderr, flush=True)
 
 
@@ -291,7 +290,7 @@ async def soaked(arguments: argparse.Namespace) -> Soak:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--kill-every", type=float, default=60.0, help="seconds between two kills in each system")
+    parser.add_argument("--kill-every", type=float, default=60.0, help="seconds from a return to the next kill")
     parser.add_argument("--warm", type=float, default=600.0, help="seconds of a process before its growth is judged")
     parser.add_argument("--output", type=Path, default=Path("build/soak"))
     parser.add_argument("--seed", type=int, default=1)
@@ -308,7 +307,7 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     print(table(growths, lives), flush=True)
     draw(lives, arguments.output / "soak.svg")
-    facts = {name: count for name, count in sorted(soak.seen.items()) if not name.startswith("turns")}
+    facts = dict(sorted(soak.seen.items()))
     print(json.dumps({"minutes": round((time.monotonic() - began) / 60, 1), **facts, "broken": len(soak.broken)}))
     for text in dict.fromkeys(soak.broken):
         print(f"BROKEN: {text}", file=sys.stderr)
