@@ -23,7 +23,7 @@ SEND, WRITE, COUNT, READ = range(4)
 NOTHING, ENDED = -1, -2
 MOST_BYTES = 1 << 15
 CREDITS = 8
-PATIENCE_S = 5.0  # for what the emulated machine of soft-RoCE takes long
+PATIENCE_S = 60.0  # the emulated machine of soft-RoCE may take seconds for what takes milliseconds elsewhere
 
 
 @cache
