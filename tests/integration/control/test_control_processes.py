@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from processes import Process
+from restarts import nothing_is_kept
 
 from asyncfabric.control import make_keys
 
@@ -184,3 +185,31 @@ def test_a_directory_that_was_killed_comes_back_and_the_nodes_with_it(start: Sta
     assert ["lost", "b"] in a.ask("until_nodes", wanted=everybody)["kinds"]
     a.ask("leave")
     assert ["left", "a"] in again.ask("until_nodes", wanted=[["d", "ready"]])["kinds"]
+
+
+@pytest.mark.parametrize("bind", ["ipc", "tcp"])
+def test_a_directory_and_its_nodes_keep_nothing_of_a_node_that_dies_and_returns(start: Start, bind: str) -> None:
+    (directory, at_directory), (a, at_a) = start("d", bind, trusts="abcd"), start("a", bind, trusts="abcd")
+    directory.ask("serve", lease_ns=30_000_000_000)
+    for one, role in ((directory, "directory"), (a, "prefill")):
+        one.ask("join", address=at_directory["address"], role=role)
+    a.ask("listen", channel="x")
+    rest = [["a", "ready"], ["d", "ready"]]
+
+    def die(number: int) -> None:
+        b, at_b = start("b", bind, trusts="abcd")
+        b.ask("join", address=at_directory["address"], role="decode")
+        a.ask("connect", address=at_b["address"])  # by a socket of its own; the directory has accepted one
+        b.ask("listen", channel="x")
+        for source, to, target in ((a, at_b, b), (b, at_a, a)):
+            source.ask("send", to=to["identity"], channel="x", texts=[f"{number}"])
+            target.ask("take", channel="x", count=1)
+        a.ask("until_nodes", wanted=[rest[0], ["b", "ready"], rest[1]])
+        b.send_signal(signal.SIGKILL)
+        b.child.wait()
+
+    def forgotten() -> None:
+        for one in (a, directory):
+            one.ask("until_nodes", wanted=rest)
+
+    nothing_is_kept({"the directory": directory, "a node": a}, die, forgotten)

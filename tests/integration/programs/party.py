@@ -169,6 +169,7 @@ class Party:
             "fds": len(os.listdir("/proc/self/fd")),
             "threads": len(os.listdir("/proc/self/task")),
             "stale": self.fabric.statistics().stale_arrivals,
+            "connected": sum(peer.state == "connected" for peer in self.fabric.statistics().peers),
         }
 
     def key(self, text: str) -> Any:
