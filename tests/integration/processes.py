@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 PROGRAMS = Path(__file__).parent / "programs"
 PATIENCE = 60.0
+FIRST, ALL = 5, 20  # deaths before what a process holds is noted, and until it is compared
+LOOK_S = 0.02
 
 started: list[int] = []  # pids of the running test
 
@@ -99,3 +102,34 @@ def party(*rails: str, prefix: tuple[str, ...] = (), **options: Any) -> Process:
     process = Process(prefix=prefix)
     process.send(rails=list(rails), options=options)
     return process
+
+
+def held(process: Process) -> dict[str, int]:
+    """Return what the kernel holds for a process: pieces, by kind."""
+    place = Path("/proc", str(process.child.pid))
+    return {
+        "descriptors": len(os.listdir(place / "fd")),
+        "threads": len(os.listdir(place / "task")),
+        "maps of shared memory": sum("asyncfabric" in line for line in (place / "maps").read_text().splitlines()),
+    }
+
+
+def nothing_is_kept(survivors: dict[str, Process], die: Callable[[int], None], forgotten: Callable[[], None]) -> None:
+    """Let others die, each by `die(number)`; survivors hold no more once the dead are `forgotten`.
+
+    What was closed, or a thread that waited for work, may be gone a moment later: it is looked for until it is.
+    """
+    for number in range(FIRST):
+        die(number)
+    forgotten()
+    before = {name: held(process) for name, process in survivors.items()}
+    for number in range(FIRST, ALL):
+        die(number)
+    forgotten()
+    deadline = time.monotonic() + PATIENCE
+    for name, process in survivors.items():
+        while more := {kind: count for kind, count in held(process).items() if count > before[name][kind]}:
+            assert time.monotonic() < deadline, (
+                f"{name} holds {more} after {ALL} deaths, and after {FIRST} {before[name]}"
+            )
+            time.sleep(LOOK_S)

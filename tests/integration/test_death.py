@@ -9,9 +9,9 @@ import time
 
 import pytest
 from availability import need
-from processes import party
+from processes import LOOK_S, PATIENCE, nothing_is_kept, party
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 HOST_DEADLINE = 1.0
 SLACK = 1.5  # two shared cores: the deadline is the engine's, the slack is the machine's
 
@@ -238,3 +238,36 @@ def test_killed_processes_leave_nothing_in_shared_memory() -> None:
             assert writer.child.wait(5) == target.child.wait(5) == -signal.SIGKILL
             for name in os.listdir("/dev/shm"):
                 assert not {str(writer.child.pid), str(target.child.pid)} & set(re.split(r"\D+", name)), name
+
+
+@pytest.mark.slow
+def test_a_fabric_keeps_nothing_of_killed_peers() -> None:
+    """Over shared memory; over sockets a rail looks after the dead once it knows more than InboundList::kCrowd."""
+    rail = "local"
+    need(rail)
+    with party(rail) as survivor:
+        survivor.receive()
+        inbox = survivor.ask("expose", length=64 * KIB)["key"]
+        imm = survivor.ask("counter")["imm"]
+        survivor.ask("expose", length=4 * KIB, name="source", seed=1)
+
+        def die(number: int) -> None:
+            with party(rail) as other:
+                address = other.receive()["address"]
+                key = other.ask("expose", length=64 * KIB)["key"]
+                other.ask("expose", length=4 * KIB, name="source", seed=2)
+                other.ask("write", key=inbox, length=4 * KIB, imm=imm)
+                survivor.ask("connect", address=address)
+                survivor.ask("write", key=key, length=4 * KIB, imm=1)
+                other.send(do="stream", key=inbox, piece=4 * KIB, imm=imm)
+                assert other.receive() == {"streaming": True}
+                survivor.ask("submit", key=key, piece=4 * KIB, count=16, imm=1)
+
+        def forgotten() -> None:
+            deadline = time.monotonic() + PATIENCE
+            while connected := survivor.ask("census")["connected"]:
+                assert time.monotonic() < deadline, f"{connected} peers that were killed are still connected"
+                time.sleep(LOOK_S)
+
+        nothing_is_kept({"the fabric's process": survivor}, die, forgotten)
+        survivor.close()

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Process
-from restarts import nothing_is_kept
+from processes import Process, nothing_is_kept
 
 from asyncfabric.control import make_keys
 
