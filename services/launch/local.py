@@ -111,10 +111,11 @@ class LocalLauncher:
         self.running[plan.name] = node
         try:
             await node.run(self._environment)
-        except BrokenError:
-            del self.running[plan.name]
-            raise
-        self._nursery.start_soon(self._keep, node)
+        finally:
+            if node.process is None or node.process.returncode is not None:
+                del self.running[plan.name]
+            else:  # also where the start was cancelled, or `aclose` would wait for an end that nobody sees
+                self._nursery.start_soon(self._keep, node)
         return node.launched()
 
     async def stop(self, name: str) -> None:
