@@ -172,7 +172,7 @@ def passes_on(trap: Client, prey: Prey) -> str:
 
     Its code is for the address of the trap, so it opens nothing anywhere else.
     """
-    for message in trap.messages(5.0):
+    for message in trap.messages(30.0):  # most of which the siege may keep us stopped
         if message.kind != Kind.HELLO:
             continue
         turned = replace(message, sender=message.target, target=message.sender)

@@ -106,7 +106,9 @@ def honest_pair(rail: str) -> Iterator[list[Program]]:
             one.end()
 
 
-def besiege(rail: str, seconds: float, seed: int, names: str = "", patience_s: float = PATIENCE_S) -> dict[str, Any]:
+def besiege(
+    rail: str, seconds: float, seed: int, names: str = "", patience_s: float = PATIENCE_S, *, with_spinner: bool = False
+) -> dict[str, Any]:
     """Run it and return the report; `names`: these attacks alone, joined by commas.
 
     Raises Hung when a process does not answer within `patience_s`.
@@ -114,10 +116,12 @@ def besiege(rail: str, seconds: float, seed: int, names: str = "", patience_s: f
     with honest_pair(rail) as pair:
         addresses = [one.place["address"] for one in pair]
         attacker = Program("attacker.py", *addresses, str(seed), names)
-        spinner = Program("spinner.py")
-        beside = {"alone": None, "beside_spinner": spinner, "attacked": attacker}
+        spinner = Program("spinner.py") if with_spinner else None
+        beside = {"attacked": attacker, "alone": None}
         try:
-            spinner.child.send_signal(signal.SIGSTOP)
+            if spinner is not None:
+                spinner.child.send_signal(signal.SIGSTOP)
+                beside["beside_spinner"] = spinner
             trap = attacker.receive(2 * PATIENCE_S)["trap"]
             attacker.child.send_signal(signal.SIGSTOP)
             begun = time.monotonic()
@@ -147,8 +151,8 @@ def besiege(rail: str, seconds: float, seed: int, names: str = "", patience_s: f
             done = attacker.ask("end", 2 * PATIENCE_S)
             attacker.child.wait(PATIENCE_S)
         finally:
-            attacker.end()
-            spinner.end()
+            for program in filter(None, (attacker, spinner)):
+                program.end()
         after = settled(pair, before, patience_s)
         return report_of(rows, after, done, rounds, times)
 
@@ -182,7 +186,7 @@ def report_of(
         "refused_messages": sum(one["refused"] for one in after),
         "rounds_per_s": {turn: round(one, 1) for turn, one in rate.items()},
         "share": share(rate["attacked"], rate["alone"]),
-        "share_of_beside_spinner": share(rate["attacked"], rate["beside_spinner"]),
+        "share_of_beside_spinner": share(rate["attacked"], rate.get("beside_spinner", 0.0)),
         "most_descriptors": max(one["descriptors"] for one in every),
         "descriptors": [[old["descriptors"], new["descriptors"]] for old, new in zip(before, after, strict=True)],
         "grown_bytes": [new["resident_bytes"] - old["resident_bytes"] for old, new in zip(before, after, strict=True)],
@@ -216,7 +220,7 @@ def main() -> int:
     parser.add_argument("--attacks", default="", help="these alone, joined by commas")
     given = parser.parse_args()
     try:
-        report = besiege(given.rail, given.seconds, given.seed, given.attacks)
+        report = besiege(given.rail, given.seconds, given.seed, given.attacks, with_spinner=True)
     except Hung as error:
         report = {"broken": [f"hung: {error}"]}
     print(json.dumps(report, indent=1))
