@@ -1,9 +1,9 @@
 """Siege: two honest processes work together on one rail; beside them an attacker without their secret does its worst.
 
-`SECONDS=600 python tests/attackers/siege.py --rail local`. The honest pair is alone, beside a process that only takes
-a core, and beside the attacker, slice by slice in turns, so that all three meet the same load of the machine. Ends with
-status 1 where a byte, a count or a message was wrong, something waited, a stranger became a peer, or memory or
-descriptors grew.
+`SECONDS=600 python tests/attackers/siege.py --rail local`. The honest pair is beside the attacker, alone, and beside
+a process that only takes a core, slice by slice in turns, so that all three meet the same load of the machine; tests
+leave the third out. Ends with status 1 where a byte, a count or a message was wrong, something waited, a stranger
+became a peer, or memory or descriptors grew.
 """
 
 from __future__ import annotations
