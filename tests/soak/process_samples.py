@@ -98,6 +98,12 @@ def growth_of(lives: Sequence[Life], warm_s: float, samples: int) -> list[Growth
     return found
 
 
+def overlooked(lives: Sequence[Life], growths: Sequence[Growth], least_s: float) -> list[Life]:
+    """Return the lives of at least so many seconds that nobody judged: too seldom all nodes were there."""
+    judged = {id(one.life) for one in growths}
+    return [life for life in lives if id(life) not in judged and life.times[-1] - life.times[0] >= least_s]
+
+
 def table(growths: Sequence[Growth], lives: Sequence[Life]) -> str:
     """Return the figures of the lives that were judged, one line each, and how many were too short."""
     rows = [f"{'process':<16}" + "".join(f"{figure:>26}" for figure in GROWING)]

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 import trio
-from process_samples import MOST_GROWTH, Life, draw, growth_of, read_process, table
+from process_samples import MOST_GROWTH, Life, draw, growth_of, overlooked, read_process, table
 
 from asyncfabric.errors import BrokenError
 from asyncfabric_services.demo.cluster import scenario as serving
@@ -300,8 +300,9 @@ def main() -> None:
     soak = trio.run(soaked, arguments)
     lives = [life for life in soak.lives.values() if life.times]
     growths = growth_of(lives, arguments.warm, min(SAMPLES, round(arguments.minutes * 2)))
-    if not growths and arguments.minutes * 60 > 2 * arguments.warm:
-        soak.broken.append("nobody was judged: all nodes were hardly ever there together; --kill-every more seconds?")
+    if arguments.minutes * 60 > 2 * arguments.warm:
+        for life in overlooked(lives, growths, arguments.minutes * 40):  # two thirds of the soak
+            soak.broken.append(f"{life.name} was not judged: all nodes were seldom there; a longer --kill-every?")
     grown = [one for one in growths if one.share > MOST_GROWTH]
     soak.broken += [f"{one.figure} of {one.life.name} grew from {one.first:g} to {one.last:g}" for one in grown]
     arguments.output.mkdir(parents=True, exist_ok=True)
