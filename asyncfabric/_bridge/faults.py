@@ -33,6 +33,9 @@ MESSAGE_CREDITS = 64
 MAX_WATCH_WORDS = 256
 """Watch words of one fabric that may be open at once (SharedWords::kWatchWords)."""
 
+CUDA_RAW = 100_000
+"""Raw numbers from here on are results of CUDA's driver (cuda::raw_of)."""
+
 _REMEDIES: dict[int, str] = {
     StatusCode.BUSY: "await transfers, or fabric.wait_writable(), before submitting more; config.max_ops is the bound",
     StatusCode.CLOSED: "use it only inside the block of `open_fabric()` and before release() or close()",
@@ -266,7 +269,7 @@ def _message(code: int, raw: int, call: FailedCall, detail: str) -> str:
     to = f" to {call.peer}" if call.peer else ""
     done = f"; at least {call.done} of {call.total} bytes had left" if call.total >= 0 else ""
     # A detail that ends a call's name by its number states whose number it is: results of CUDA are no errno.
-    number = f" [{_number(raw)}]" if raw and f"({raw})" not in detail else ""
+    number = f" [{_number(raw)}]" if raw and f"({raw % CUDA_RAW})" not in detail else ""
     return f"{call.what}{to}: {text}{number}{done}"
 
 
@@ -276,5 +279,7 @@ def _ran_out(code: int, raw: int) -> bool:
 
 def _number(raw: int) -> str:
     """Return errno as text where it is one; providers also use negative numbers and numbers of their own."""
+    if raw >= CUDA_RAW:
+        return f"CUDA driver error {raw - CUDA_RAW}"
     text = os.strerror(abs(raw))
     return f"{raw}" if text.startswith("Unknown error") else f"{raw}: {text}"

@@ -61,10 +61,12 @@ def test_a_detail_follows_the_sentence_once(detail: str) -> None:
     assert text.startswith("write: the transport reported an error: lane 2")
 
 
-def test_a_number_that_the_detail_names_is_no_number_of_the_system() -> None:
+def test_numbers_of_the_gpu_driver_are_no_numbers_of_the_system() -> None:
     call = faults.FailedCall("write")
-    text = str(faults.failed(ended(8, 6, 101), call, "cuMemSetAccess: CUDA_ERROR_INVALID_DEVICE (101)"))
-    assert "[101" not in text, "101 is the driver's, not ENETUNREACH"
+    named = "cuMemSetAccess: CUDA_ERROR_INVALID_DEVICE (101)"
+    assert "[" not in str(faults.failed(ended(8, 6, 101), call, named)), "101 is the driver's, not ENETUNREACH"
+    assert "[" not in str(faults.failed(ended(8, 6, faults.CUDA_RAW + 101), call, named))
+    assert "the rail went down [CUDA driver error 1]" in str(faults.failed(ended(15, 8, faults.CUDA_RAW + 1), call))
     assert f"[101: {os.strerror(101)}]" in str(faults.failed(ended(8, 6, 101), call, "lane 1"))
 
 

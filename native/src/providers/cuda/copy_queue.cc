@@ -87,13 +87,13 @@ bool CopyQueue::has_room(const WayQueue& queue, uint64_t bytes) const {
   return held == 0 || held + bytes <= kMaxFlyingBytes;
 }
 
-uint64_t CopyQueue::add(Way way, uint64_t target, uint64_t source, uint64_t bytes) {
+uint64_t CopyQueue::add(Way way, uint64_t target, uint64_t source, uint64_t bytes, const Ends& ends) {
   WayQueue& queue = queues_[index(way)];
   if (failed_ != kSuccess) return queue.issued + 1;  // trouble() reports it to the owner
   if (!has_room(queue, bytes)) return 0;
   if (!queue.pending.empty()) {
     Piece& last = queue.pending.back();
-    if (last.target + last.bytes == target && last.source + last.bytes == source) {
+    if (queue.last_ends == ends && last.target + last.bytes == target && last.source + last.bytes == source) {
       queue.listable -= fits_list(last) ? 1 : 0;
       last.bytes += bytes;
       queue.listable += fits_list(last) ? 1 : 0;
@@ -106,6 +106,7 @@ uint64_t CopyQueue::add(Way way, uint64_t target, uint64_t source, uint64_t byte
     if (!queue.pending.empty()) return 0;
   }
   queue.pending.push_back({target, source, bytes});
+  queue.last_ends = ends;
   queue.listable += fits_list(queue.pending.back()) ? 1 : 0;
   queue.pending_bytes += bytes;
   return queue.issued + 1;
@@ -125,6 +126,7 @@ uint64_t CopyQueue::add_list(Way way, const PageStretch& stretch, const Page* pa
     queue.listable += fits_list(piece) ? 1 : 0;
     queue.pending.push_back(piece);
   }
+  queue.last_ends = {};
   queue.pending_bytes += bytes;
   const uint64_t ticket = queue.issued + 1;
   // An idle GPU begins with what there is; all that comes meanwhile is the next launch: few launches have few tails.
@@ -271,7 +273,7 @@ Status CopyQueue::trouble() {
         }
     }
   }
-  return failed_ == kSuccess ? Status() : Status(StatusCode::kRailDown, failed_);
+  return failed_ == kSuccess ? Status() : Status(StatusCode::kRailDown, raw_of(failed_));
 }
 
 }  // namespace asyncfabric::cuda

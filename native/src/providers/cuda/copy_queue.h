@@ -36,6 +36,13 @@ struct PageStretch {
   uint64_t count;
   uint64_t page_bytes;
 };
+// Which memory a copy is of. The driver refuses one copy over two allocations, also where their addresses follow each other.
+struct Ends {
+  const LocalMemory* local = nullptr;
+  const RemoteMemory* remote = nullptr;
+  bool operator==(const Ends&) const = default;
+};
+
 constexpr uint32_t kStretches = 16;  // of one launch
 struct Stretches {
   PageStretch stretch[kStretches];
@@ -49,8 +56,9 @@ class CopyQueue {
   CopyQueue(const CopyQueue&) = delete;
   CopyQueue& operator=(const CopyQueue&) = delete;
 
-  // The ticket that will have landed when the copy has; 0: no room now, look again after a while.
-  uint64_t add(Way way, uint64_t target, uint64_t source, uint64_t bytes);
+  // The ticket that will have landed when the copy has; 0: no room now, look again after a while. What continues the copy before it, in
+  // the same memory at both ends, becomes one with it.
+  uint64_t add(Way way, uint64_t target, uint64_t source, uint64_t bytes, const Ends& ends);
   // The same for pages of one size; `count` is at most kListPages.
   uint64_t add_list(Way way, const PageStretch& stretch, const Page* pages);
   // The same for pages that the GPU reads where they lie, which they do until the ticket has landed: no processor looks at them.
@@ -89,6 +97,7 @@ class CopyQueue {
     std::array<std::atomic<uint64_t>*, kMaxLanes> flags{};  // partner: the GPU stores tickets, the lock's holder loads
     uint32_t lane = 0;                                      // of the next launch
     std::vector<Piece> pending;
+    Ends last_ends;         // of the last of them; none of a list's pages
     uint32_t listable = 0;  // of them, how many fit a list
     Stretches stretches;
     uint32_t stretch_count = 0;

@@ -21,7 +21,7 @@ Status Device::open(const Driver& opened, int ordinal, std::shared_ptr<Device>* 
   if (result != kSuccess) {
     device->context_ = nullptr;
     *detail = "cuda: device " + std::to_string(ordinal) + ": " + driver->complaint("cuDevicePrimaryCtxRetain", result);
-    return {result == kOutOfMemory ? StatusCode::kNoMemory : StatusCode::kNoProvider, result};
+    return {result == kOutOfMemory ? StatusCode::kNoMemory : StatusCode::kNoProvider, raw_of(result)};
   }
   driver->cuDeviceGetUuid(&device->uuid_, device->handle_);
   char name[128] = {};
@@ -61,7 +61,7 @@ int Device::attribute(int which) const {
 
 Status Device::status(CUresult result) {
   if (result == kSuccess) return {};
-  return {result == kOutOfMemory ? StatusCode::kNoMemory : StatusCode::kTransport, result};
+  return {result == kOutOfMemory ? StatusCode::kNoMemory : StatusCode::kTransport, raw_of(result)};
 }
 
 }  // namespace asyncfabric::cuda

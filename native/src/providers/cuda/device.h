@@ -31,7 +31,7 @@ class Device {
   // Makes what NICs have written visible to its kernels. Blocks for as long as a read over the bus takes.
   Status flush_nic_writes() const;
 
-  // kOk, kNoMemory or kTransport; raw is the driver's number.
+  // kOk, kNoMemory or kTransport; raw is `raw_of` the driver's number.
   static Status status(CUresult result);
 
  private:

@@ -20,6 +20,8 @@ using CUfunction = struct CUfunc_st*;
 using CUmemGenericAllocationHandle = unsigned long long;
 
 constexpr CUresult kSuccess = 0;
+// The raw number of a status for a result of the driver; lower ones are errno.
+constexpr int32_t raw_of(CUresult result) { return 100'000 + result; }
 constexpr CUresult kInvalidValue = 1;
 constexpr CUresult kOutOfMemory = 2;
 constexpr CUresult kPeerAccessAlreadyEnabled = 704;

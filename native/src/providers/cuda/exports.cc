@@ -24,7 +24,7 @@ CUresult export_handle(const Driver& driver, CUdeviceptr at, UniqueFd* out) {
 Status not_shareable(const Driver& driver, CUresult result, std::string* why) {
   *why = driver.complaint("cuMemExportToShareableHandle", result) +
          ": this allocation cannot be shared between processes (a memory pool, or a handle without file descriptors)";
-  return {StatusCode::kUnsupported, result};
+  return {StatusCode::kUnsupported, raw_of(result)};
 }
 
 // Memory mapped chunk by chunk, as PyTorch's expandable segments are: a handle for each, all of one length.
@@ -43,7 +43,7 @@ Status export_chunks(const Driver& driver, CUdeviceptr end, CUdeviceptr base, si
     CUresult result = driver.cuMemGetAddressRange_v2(&begin, &size, base + number * chunk);
     if (result != kSuccess || begin != base + number * chunk || size != chunk) {
       *why = "the range spans several allocations of different lengths; allocate it by fabric.allocate()";
-      return {StatusCode::kUnsupported, result};
+      return {StatusCode::kUnsupported, raw_of(result)};
     }
     UniqueFd handle;
     result = export_handle(driver, begin, &handle);
@@ -70,7 +70,7 @@ Status export_memory(const Device& device, const Memory& memory, Passport* out, 
   if (result == kSuccess) result = driver.cuPointerGetAttribute(&ordinal, kPointerOrdinal, at);
   if (result != kSuccess || type != kMemoryTypeDevice) {
     *why = "the address is no memory of a GPU that this process has allocated (was it freed?)";
-    return {StatusCode::kInvalidArgument, result};
+    return {StatusCode::kInvalidArgument, raw_of(result)};
   }
   if (ordinal != device.ordinal()) {
     *why = "the memory is on cuda:" + std::to_string(ordinal) +
@@ -82,7 +82,7 @@ Status export_memory(const Device& device, const Memory& memory, Passport* out, 
   result = driver.cuMemGetAddressRange_v2(&base, &size, at);
   if (result != kSuccess) {
     *why = driver.complaint("cuMemGetAddressRange", result);
-    return {StatusCode::kInvalidArgument, result};
+    return {StatusCode::kInvalidArgument, raw_of(result)};
   }
   out->device = device.uuid();
   out->mapped = size;
@@ -103,7 +103,7 @@ Status export_memory(const Device& device, const Memory& memory, Passport* out, 
     result = driver.cuIpcGetMemHandle(&out->legacy, base);
     if (result == kSuccess) return {};
     *why = driver.complaint("cuIpcGetMemHandle", result) + ": the system permits no sharing of GPU memory";
-    return {StatusCode::kUnsupported, result};
+    return {StatusCode::kUnsupported, raw_of(result)};
   }
   result = export_handle(driver, at, &handle);
   if (result != kSuccess) return not_shareable(driver, result, why);
@@ -121,7 +121,7 @@ Status export_dmabuf(const Device& device, const void* base, uint64_t length, Un
   const Scope scope(device);
   int fd = -1;
   const CUresult result = driver.cuMemGetHandleForAddressRange(&fd, first, end - first, kDmaBufDescriptor, 0);
-  if (result != kSuccess) return {StatusCode::kUnsupported, result};
+  if (result != kSuccess) return {StatusCode::kUnsupported, raw_of(result)};
   *out = UniqueFd(fd);
   *offset = reinterpret_cast<uint64_t>(base) - first;
   return {};

@@ -152,7 +152,8 @@ bool CudaRail::take_off(const WorkRequest& request) {
   const bool to_host = write ? !remote.on_gpu : !memory.on_gpu;
   flight.way = from_host ? Way::kUp : to_host ? Way::kDown : Way::kOut;
   if (request.pages == nullptr) {
-    flight.ticket = queue_->add(flight.way, write ? there : here, write ? here : there, request.length);
+    flight.ticket = queue_->add(flight.way, write ? there : here, write ? here : there, request.length,
+                                {request.local, request.remote});
   } else {
     const PageStretch stretch{reinterpret_cast<uint64_t>(request.pages), write ? there : here, write ? here : there,
                               request.page_count, request.length / request.page_count};

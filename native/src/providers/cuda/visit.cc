@@ -39,7 +39,7 @@ Status Visit::import(const Passport& passport, std::span<const UniqueFd> handles
         &memory, reinterpret_cast<void*>(static_cast<intptr_t>(handle.get())), kPosixDescriptor);
     if (result != kSuccess) {
       *why = driver.complaint(call, result) + ": the peer's memory handle cannot be opened here";
-      return {StatusCode::kUnsupported, result};
+      return {StatusCode::kUnsupported, raw_of(result)};
     }
     call = "cuMemMap";
     result = driver.cuMemMap(reserved_ + mapped_bytes_, each, 0, memory, 0);
@@ -54,7 +54,7 @@ Status Visit::import(const Passport& passport, std::span<const UniqueFd> handles
   if (result != kSuccess) {
     *why = driver.complaint(call, result) + ": cuda:" + std::to_string(device_->ordinal()) +
            " has no access to the peer's GPU (nvidia-smi topo -p2p w)";
-    return {StatusCode::kUnsupported, result};
+    return {StatusCode::kUnsupported, raw_of(result)};
   }
   base_ = reserved_ + passport.offset;
   return {};
@@ -67,7 +67,7 @@ Status Visit::open_legacy(const Passport& passport, uint64_t length, std::string
     legacy_ = 0;
     *why = driver.complaint("cuIpcOpenMemHandle", result) + ": cuda:" + std::to_string(device_->ordinal()) +
            " cannot open the peer's memory (nvidia-smi topo -p2p w)";
-    return {StatusCode::kUnsupported, result};
+    return {StatusCode::kUnsupported, raw_of(result)};
   }
   // The peer's word for the size is only a word.
   CUdeviceptr base = 0;
@@ -75,7 +75,7 @@ Status Visit::open_legacy(const Passport& passport, uint64_t length, std::string
   result = driver.cuMemGetAddressRange_v2(&base, &size, legacy_);
   if (result != kSuccess || base != legacy_ || passport.offset > size || length > size - passport.offset) {
     *why = "the key claims more than the peer's allocation has";
-    return {StatusCode::kInvalidArgument, result};
+    return {StatusCode::kInvalidArgument, raw_of(result)};
   }
   base_ = legacy_ + passport.offset;
   return {};
@@ -106,7 +106,7 @@ Status Visit::see_neighbour(const CUuuid& uuid, std::string* why) {
     }
     if (result == kSuccess || result == kPeerAccessAlreadyEnabled) return {};
     *why = driver.complaint("cuCtxEnablePeerAccess", result) + ": " + refusal;
-    return {StatusCode::kUnsupported, result};
+    return {StatusCode::kUnsupported, raw_of(result)};
   }
   *why = "the peer's GPU is not visible to this process";
   return StatusCode::kUnsupported;
