@@ -1,6 +1,6 @@
 """One vLLM engine in a process of its own, which runs requests that another process sends through a pipe.
 
-Spawned by vllm_pair.py. While no request is here the engine goes on stepping as long as it holds blocks for others.
+Started by vllm_pair.py. While no request is here the engine goes on stepping as long as it holds blocks for others.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
 }
+MODULES = ("vllm.v1.engine.async_llm", "vllm.v1.engine.core")
+"""What vLLM itself imports before it forks; none of it initialises CUDA."""
 
 
 @dataclasses.dataclass

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "doors" / "vllm_eng
 
 from cluster import Cluster, Served, open_cluster, preload  # type: ignore[import-not-found]
 from kills import LEASE_S, TOKENS, Load, run  # type: ignore[import-not-found]
-from vllm_engine import ENVIRONMENT, MODEL_FOLDER, Job, make_model
+from vllm_engine import ENVIRONMENT, MODEL_FOLDER, MODULES, Job, make_model
 from vllm_remote import Remote, differs
 
 VOCABULARY = 256  # the tokens of a router without a tokenizer are bytes
@@ -35,8 +35,6 @@ PRINTABLE = range(32, 127)
 FIELDS = {"allowed_token_ids": list(PRINTABLE)}
 """Answers of these alone come back from their text."""
 LENGTHS = (20, 130, 400, 900, 1500, 2400)
-MODULES = ("vllm.v1.engine.async_llm", "vllm.v1.engine.core")
-"""What vLLM itself imports before it forks; none of it initialises CUDA."""
 ARGUMENTS = {
     "load_format": "dummy",
     "skip_tokenizer_init": True,

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from vllm_engine import CONNECTORS, Job, make_model
+from vllm_engine import CONNECTORS, ENVIRONMENT, MODULES, Job, make_model
 from vllm_remote import KEEP, Pair, Remote
 
 from asyncfabric.observe.trace import merge
@@ -34,7 +34,7 @@ from asyncfabric.observe.trace import merge
 SPARES = 3
 """Engines of each kind that start while others are killed."""
 LENGTHS = (200, 1000, 4000, 16000)
-WINDOW_S, WINDOWS, ARRIVALS, STEADY_TOKENS = 0.5, 3, 5, 700
+WINDOW_S, WINDOWS, ARRIVALS, STEADY_TOKENS = 0.5, 5, 5, 700
 """Of the load: seconds of a window, windows with arrivals in a run, arrivals in each, tokens of the requests beside."""
 
 
@@ -211,11 +211,17 @@ def main() -> int:
     parser.add_argument("--equal", type=int, default=0, help="prompts whose tokens are compared")
     parser.add_argument("--load", type=int, default=0, help="turns of the throughput beside transfers")
     parser.add_argument("--kills", type=int, default=0, help="kills, of prefill and of decode in turn")
+    parser.add_argument("--spawn", action="store_true", help="each engine imports vLLM anew; else they are forked")
     parser.add_argument("--trace", type=Path, help="file for a picture of one request; of `connector` alone")
     parser.add_argument("--json", type=Path, help="file for the rows")
     chosen = parser.parse_args()
     os.environ["PYTHONFAULTHANDLER"] = "1"
-    multiprocessing.set_start_method("spawn")
+    os.environ.update(ENVIRONMENT)
+    if chosen.spawn:
+        multiprocessing.set_start_method("spawn")
+    else:
+        multiprocessing.set_start_method("forkserver")
+        multiprocessing.set_forkserver_preload([*MODULES])
     make_model()
     begin = time.monotonic()
     rows: list[dict[str, Any]] = []

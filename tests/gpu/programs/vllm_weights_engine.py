@@ -88,8 +88,8 @@ def differences(worker: Any, shapes: Shapes, version: int) -> list[str]:
     wrong = []
     for name, found in worker.model_runner.get_model().named_parameters():
         root, last = name.rsplit(".", 1)
-        front, kind = root.rsplit(".", 1)
-        parts = [f"{front}.{part}.{last}" for part in FUSED.get(kind, (kind,))]
+        front, dot, kind = root.rpartition(".")
+        parts = [f"{front}{dot}{part}.{last}" for part in FUSED.get(kind, (kind,))]
         wanted = torch.cat([weight(*numbers[part], version) for part in parts])
         if not torch.equal(found.view(torch.int16), wanted.view(torch.int16)):
             wrong.append(name)
