@@ -5,7 +5,6 @@ Calls run on the caller's thread; exchanges are opened and changed on the portal
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Hashable, Sequence
 from functools import cache, cached_property
@@ -23,7 +22,6 @@ from asyncfabric.moe.gpu import CudaMoeExchange, open_moe_cuda, open_moe_slots
 NO_LIMIT_BYTES = 1 << 50
 """Memory is what the caller's shapes need; where there is not so much, allocation fails by name."""
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-TRIAL_VARIABLE = "ASYNCFABRIC_DEEP_EP_GPU"
 
 
 class GpuRoom:
@@ -67,7 +65,6 @@ class GpuRoom:
         """Return the steps of the exchange whose tokens have this many words at least; opens it where it is new.
 
         Raises:
-            NotImplementedError: ASYNCFABRIC_DEEP_EP_GPU is not 1.
             ValueError: no exchange can have this shape, or a graph is being captured and it is new.
             DeviceError, MissingRankError: it cannot be opened.
         """
@@ -147,11 +144,6 @@ class GpuRoom:
         self, num_experts: int, top_k: int, hidden: int, max_tokens: int, dtype: torch.dtype, block: int
     ) -> MoeConfig:
         self.room.check_open()
-        if os.environ.get(TRIAL_VARIABLE) != "1":
-            raise NotImplementedError(
-                "DeepEP's interface on GPU tensors is a trial: its test on a GPU does not pass yet (docs/guide/moe.md,"
-                f' "Programs written for DeepEP"); pass host tensors, or set {TRIAL_VARIABLE}=1 to try it'
-            )
         return _config_of(num_experts, top_k, hidden, max_tokens, self.room.ranks, dtype, block)
 
 

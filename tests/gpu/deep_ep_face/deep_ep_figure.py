@@ -7,7 +7,6 @@ ranks share cuda:0, or have a GPU each where there are two; each has its stream.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import threading
@@ -32,7 +31,6 @@ RANKS, TOKENS, HIDDEN, EXPERTS, TOP_K = 2, 128, 7168, 256, 8
 STEPS, ROUNDS, BLOCKS = 20, 15, 60
 POOL_BYTES = 2 << 30
 PATIENCE_S = 120.0
-os.environ["ASYNCFABRIC_DEEP_EP_GPU"] = "1"
 Step = Callable[[], object]
 
 

@@ -17,7 +17,6 @@ PATIENCE_S, DEADLINE_S, SHORT_DEADLINE_S = 100.0, 20.0, 6.0
 def _main(pipe: Connection, rank: int, ranks: int, meeting: str, options: dict[str, Any]) -> None:
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    os.environ["ASYNCFABRIC_DEEP_EP_GPU"] = "1"
     os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # beside another rank's kernel that waits, loading takes long
     import dispatch_cases
     import slot_cases

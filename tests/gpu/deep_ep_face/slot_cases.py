@@ -1,6 +1,6 @@
 """Cases of the low-latency calls of DeepEP's interface on GPUs: what one rank does, and what is right.
 
-Run by deep_ep_threads, and in processes by deep_ep_rank; a case asserts.
+Run by deep_ep_rank; a case asserts.
 """
 
 from __future__ import annotations
