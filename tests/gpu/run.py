@@ -152,7 +152,7 @@ def installed(package: str) -> bool:
 
 def spread(*arguments: str) -> tuple[str, ...]:
     """Return the command of some tests, on several processes where pytest can: their contexts take turns on a GPU."""
-    processes = ("-n", str(min(8, 2 + 4 * gpu_count()))) if installed("xdist") else ()
+    processes = ("-n", str(min(10, 2 + (os.cpu_count() or 1) // 2))) if installed("xdist") else ()
     return (*PYTEST, *processes, *arguments)
 
 
@@ -245,9 +245,10 @@ def main() -> None:
     services = OUT / "path" / "asyncfabric_services"  # as pip would install it
     if not services.exists():
         services.symlink_to(ROOT / "services")
-    step("build", sys.executable, "setup.py", "-q", "build_ext", "--inplace", needed=True)
-    if shutil.which("nvidia-smi"):
-        step("machine", "nvidia-smi", "topo", "-m")
+    with ThreadPoolExecutor(1) as beside:  # the driver takes half a minute to wake up
+        if shutil.which("nvidia-smi"):
+            beside.submit(step, "machine", "nvidia-smi", "topo", "-m")
+        step("build", sys.executable, "setup.py", "-q", "build_ext", "--inplace", needed=True)
     step("doctor", *ASYNCFABRIC, "doctor", "--provider", "cuda", "--provider", "local")
     step("topo", *ASYNCFABRIC, "topo")
     parts = os.environ.get("ASYNCFABRIC_GPU_PARTS", DEFAULT_PARTS).split()

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import anyio
 import pytest
+from nvlink_fixture import ONE_LOOP
 from party import Party, expandable_segments
 
 import asyncfabric as af
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ONE_LOOP)]
 
 KIB, MIB = 1 << 10, 1 << 20
 CONFIG = af.FabricConfig(rails=("cuda:0",))

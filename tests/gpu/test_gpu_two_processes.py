@@ -7,11 +7,12 @@ from typing import Any
 
 import anyio
 import pytest
+from nvlink_fixture import ONE_LOOP
 from party import Party
 
 import asyncfabric as af
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ONE_LOOP)]
 
 MIB = 1 << 20
 
