@@ -163,7 +163,7 @@ def vllm() -> str:
     ]
     what = ("NixlConnector over NIXL", "NixlConnector over asyncfabric", "asyncfabric's connector")
     return bars(
-        "vLLM on one H200: first token at decode",
+        "vLLM on one H100: first token at decode",
         "ms",
         groups,
         list(zip(what, ("--other", "--bare", "--ours"), strict=True)),

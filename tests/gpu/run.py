@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "gpu-report").resolve()
 STEPS: list[dict[str, Any]] = []
 PRINTING = threading.Lock()
+GPU_GIB = "import torch; print(torch.cuda.get_device_properties(0).total_memory >> 30)"
+WORKER_GIB = 13  # of a GPU, for a worker of pytest and the processes that its tests start
 CORES_A_LANE = 8  # tests of several processes, whose references in torch have four threads each
 ASYNCFABRIC = (sys.executable, "-m", "asyncfabric_services")
 QUICK = ("--region", "512MiB", "--duration", "0.2s", "--deadline", "300s")
@@ -151,8 +153,10 @@ def installed(package: str) -> bool:
 
 
 def spread(*arguments: str) -> tuple[str, ...]:
-    """Return the command of some tests, on several processes where pytest can: their contexts take turns on a GPU."""
-    processes = ("-n", str(min(10, 2 + (os.cpu_count() or 1) // 2))) if installed("xdist") else ()
+    """Return the command of some tests, on as many processes as a GPU has memory for."""
+    found = subprocess.run([sys.executable, "-c", GPU_GIB], capture_output=True, text=True, check=True)
+    workers = max(1, min(8, int(found.stdout) // WORKER_GIB))
+    processes = ("-n", str(workers)) if installed("xdist") else ()
     return (*PYTEST, *processes, *arguments)
 
 

@@ -1,4 +1,4 @@
-"""Launches that go to several streams in turn: what a count means holds for all earlier writes of its peer."""
+"""Launches of copies: several streams in turn, whose counts hold for all earlier writes, and copies of neighbours."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import asyncfabric as af
 
 MIB = 1 << 20
 LARGE, SMALL, ROUNDS = 48 * MIB, 4096, 12
+LENGTH, BLOCKS, TIMES = 32 * MIB, 24, 3  # torch allocates so much by itself, not as a part of something larger
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 4])
@@ -35,5 +36,41 @@ def test_a_small_write_is_not_counted_before_the_large_one_ahead_of_it(far: int,
                 await last
             found = small.tensor(torch.uint8).view(ROUNDS, SMALL)
             assert found[:, 0].tolist() == list(range(1, ROUNDS + 1)) and bool((found == found[:, :1]).all())
+
+    anyio.run(body, backend="trio")
+
+
+@pytest.mark.parametrize("source", ["device", "host"])
+def test_neighbours_are_written_to_neighbours(source: str) -> None:
+    """Each is a copy of its own: the driver refuses one over two allocations, and a rail that it refuses goes down."""
+    import torch
+
+    whole = torch.empty(BLOCKS * LENGTH, dtype=torch.uint8) if source == "host" else None
+    if whole is not None:
+        blocks = list(whole.view(BLOCKS, LENGTH).unbind())
+    else:
+        blocks = [torch.empty(LENGTH, dtype=torch.uint8, device="cuda:0") for _ in range(BLOCKS)]
+        blocks.sort(key=lambda block: block.data_ptr())
+    ends = {block.data_ptr() + LENGTH for block in blocks}
+    assert any(block.data_ptr() in ends for block in blocks), "no two allocations follow each other: nothing is tested"
+    for number, block in enumerate(blocks):
+        block.fill_(number + 1)
+    torch.cuda.synchronize()
+
+    async def body() -> None:
+        config = af.FabricConfig(rails=("cuda:0",))
+        async with af.open_fabric(config) as writer, af.open_fabric(config) as holder:
+            target = await holder.allocate(BLOCKS * LENGTH, device="cuda:0")
+            regions = [await writer.register(block) for block in blocks]
+            key = target.key()
+            found = target.tensor(torch.uint8).view(BLOCKS, LENGTH)
+            for _ in range(TIMES):
+                found.zero_()
+                torch.cuda.synchronize()
+                writes = [writer.write(region, key, number * LENGTH) for number, region in enumerate(regions)]
+                for write in writes:
+                    await write
+                for number, row in enumerate(found):
+                    assert bool((row == number + 1).all()), f"block {number}"
 
     anyio.run(body, backend="trio")

@@ -36,6 +36,7 @@ def _answers(driver: Path, far: int, stated: bool) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.alone
 def test_gpus_without_peer_access(driver: Path, far: int) -> None:
     """Once where the driver refuses access, once where it states that there is access and then refuses."""
     programs = [_answers(driver, far, stated) for stated in (False, True)]

@@ -5,8 +5,7 @@ deep_ep/utils/math.py run as they are. What is given to the test in place of Dee
 
 - `deep_ep`: this package's; `deep_ep.utils.envs.init_dist`: without DeepEP's extension;
 - `bench_kineto`: no times, since it looks for kernels by DeepEP's names;
-- where processes share GPUs, collectives by gloo, since NCCL refuses that, and `bench` with few rounds, since times say
-  nothing there.
+- where processes share GPUs, collectives by gloo, since NCCL refuses that; `bench` with few rounds and without times.
 """
 
 from __future__ import annotations
@@ -106,9 +105,10 @@ def prepare() -> None:
 def main() -> None:
     """Run the main part of a test, with the functions of the module that its processes can import."""
     test = __import__(sys.argv[2])
-    sys.argv = [test.__file__, *sys.argv[3:]]
-    text = Path(test.__file__).read_text()
-    main_part = compile(text[text.index("if __name__ ==") :], test.__file__, "exec")
+    place = str(test.__file__)
+    sys.argv = [place, *sys.argv[3:]]
+    text = Path(place).read_text()
+    main_part = compile(text[text.index("if __name__ ==") :], place, "exec")
     exec(main_part, vars(test) | {"__name__": "__main__"})
 
 
