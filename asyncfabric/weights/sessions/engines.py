@@ -20,7 +20,7 @@ from asyncfabric.weights.coordinator.participants import Presence
 from asyncfabric.weights.plan.holdings import Holding
 from asyncfabric.weights.sessions.blueprint import Blueprint, JoinAnswer, Wish, get_holdings, planned, put, read
 from asyncfabric.weights.sessions.join import Join
-from asyncfabric.weights.sessions.layouts import Layouts
+from asyncfabric.weights.sessions.layouts import Layouts, wait_returned
 from asyncfabric.weights.threads import in_thread
 
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
@@ -110,9 +110,8 @@ class Engines:
             await self._wait_expected(name, expected)
         coordinators = self._layouts.coordinators
         for one in coordinators.values():
-            if one.receivers and one.absent:  # it may have lost the session of a trainer that is about to begin anew
-                with anyio.move_on_after(APPEAR_S):
-                    await one.wait_trainers()
+            if one.receivers:  # it may have lost the session of a trainer that is about to begin anew
+                await wait_returned(one)
         able = {layout: one for layout, one in coordinators.items() if one.receivers and not one.absent}
         prompt = [layout for layout, one in able.items() if one.receivers.keys() - one.late]
         return sorted(prompt or able) or [0]

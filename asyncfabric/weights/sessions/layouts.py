@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -109,15 +110,26 @@ async def _decide(coordinator: WeightCoordinator) -> None:
                 logger.warning("version %d was not committed: %s", version, error)
 
 
+async def wait_returned(coordinator: WeightCoordinator) -> None:
+    """Return when all ranks of the training have a session, or the last one has been lost for DESERTED_S.
+
+    Cancellation: only this wait ends.
+    """
+    while absent := coordinator.absent:
+        left_s = max(absent.values()) + DESERTED_S - monotonic()
+        if left_s <= 0:
+            return
+        with anyio.move_on_after(left_s):
+            await coordinator.wait_changed()
+
+
 async def _refuse_deserted(coordinator: WeightCoordinator) -> None:
     """Refuse what is offered while a rank of the training is lost: the others would wait for its offer for ever."""
     await coordinator.wait_trainers()
     while True:
         while not coordinator.absent:
             await coordinator.wait_changed()
-        with anyio.move_on_after(DESERTED_S):
-            await coordinator.wait_trainers()
+        await wait_returned(coordinator)
         if absent := sorted(coordinator.absent):
             coordinator.refuse_offers(f"{', '.join(absent)} is lost")
-            with anyio.move_on_after(DESERTED_S):
-                await coordinator.wait_changed()
+            await coordinator.wait_changed()

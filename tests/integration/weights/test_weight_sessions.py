@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch", reason="WEIGHTS IN THREE CALLS WERE NOT RUN
 from asyncfabric import BrokenError, FabricConfig  # noqa: E402
 from asyncfabric.weights import Rule  # noqa: E402
 from asyncfabric.weights.sessions import LocalJoin, open_receiver, open_sender  # noqa: E402
+from asyncfabric.weights.sessions.engines import APPEAR_S  # noqa: E402
+from asyncfabric.weights.sessions.layouts import DESERTED_S  # noqa: E402
 
 LOCAL = FabricConfig(rails=("local",))
 
@@ -144,3 +146,37 @@ async def test_a_version_goes_on_without_an_engine_that_reaches_no_boundary(shap
                     assert all((one == version).all() for one in late)
                     ended.set()
                     engines.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_rank_that_is_lost_for_long_is_waited_for_no_more() -> None:
+    """Not once for each layout of engines, and not anew for each version."""
+    join, left = LocalJoin(), trio.CancelScope()
+    state, parts = {"w": torch.zeros(2, 8)}, [{"w": ((4, 8), (2 * rank, 0))} for rank in range(2)]
+
+    async def follow() -> None:
+        with left:
+            async with open_sender(state, join, rank=1, ranks=2, parts=parts[1], config=LOCAL) as sender:
+                await sender.publish(1)
+                await trio.sleep_forever()
+
+    async def serve(dtype: Any) -> None:
+        own = {"w": torch.zeros(4, 8, dtype=dtype)}
+        async with open_receiver(own, join, name=str(dtype), config=LOCAL) as receiver:
+            await receiver.wait()
+            receiver.apply()
+            await trio.sleep_forever()
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow)
+            for dtype in (torch.float32, torch.bfloat16):  # two layouts
+                nursery.start_soon(serve, dtype)
+            async with open_sender(state, join, rank=0, ranks=2, parts=parts[0], config=LOCAL) as sender:
+                await sender.publish(1)
+                left.cancel()
+                await trio.sleep(DESERTED_S + 0.5)
+                for version in (2, 3):
+                    with trio.fail_after(APPEAR_S), pytest.raises(BrokenError, match="trainer-1 is lost"):
+                        await sender.publish(version)
+                nursery.cancel_scope.cancel()
