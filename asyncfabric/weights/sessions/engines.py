@@ -30,7 +30,8 @@ JOIN_S = 30.0
 
 
 APPEAR_S = 2.0
-"""And so long for one that was taken in, and is not there at all: its process may have died."""
+"""And so long for one that was taken in and is not there at all, since its process may have died; and for a rank of the
+training that has no session with the coordinator of a layout yet."""
 
 
 class _Expected(NamedTuple):
@@ -108,10 +109,10 @@ class Engines:
         await self._until(lambda: self._admitted)
         for name, expected in list(self._expected.items()):
             await self._wait_expected(name, expected)
-        coordinators = self._layouts.coordinators
+        coordinators, appear_by = self._layouts.coordinators, monotonic() + APPEAR_S
         for one in coordinators.values():
             if one.receivers:  # it may have lost the session of a trainer that is about to begin anew
-                await wait_returned(one)
+                await wait_returned(one, appear_by)
         able = {layout: one for layout, one in coordinators.items() if one.receivers and not one.absent}
         prompt = [layout for layout, one in able.items() if one.receivers.keys() - one.late]
         return sorted(prompt or able) or [0]

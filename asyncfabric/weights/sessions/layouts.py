@@ -110,13 +110,17 @@ async def _decide(coordinator: WeightCoordinator) -> None:
                 logger.warning("version %d was not committed: %s", version, error)
 
 
-async def wait_returned(coordinator: WeightCoordinator) -> None:
-    """Return when all ranks of the training have a session, or the last one has been lost for DESERTED_S.
+async def wait_returned(coordinator: WeightCoordinator, appear_by: float = 0.0) -> None:
+    """Return when all ranks of the training have a session, or nobody that has none is waited for any more.
+
+    A rank that had one is waited for until DESERTED_S after its loss, one that had none yet until `appear_by`, a time
+    of time.monotonic().
 
     Cancellation: only this wait ends.
     """
     while absent := coordinator.absent:
-        left_s = max(absent.values()) + DESERTED_S - monotonic()
+        lost = [since_s + DESERTED_S for name, since_s in absent.items() if coordinator.presence(name).found]
+        left_s = max([*lost, *[appear_by] * (len(lost) < len(absent))]) - monotonic()
         if left_s <= 0:
             return
         with anyio.move_on_after(left_s):
