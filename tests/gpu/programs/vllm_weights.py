@@ -227,7 +227,8 @@ def measure(training: Training, engine: RemoteEngine, send: Send, turns: int, fi
         found = send()
         returned = time.monotonic()
         first_at, ended = engine.first_step_after(returned)
-        around = [at for at in ended if begun - 1 <= at <= first_at]
+        before = [at for at in ended if at < begun]
+        around = [*before[-3:], *(at for at in ended if begun <= at <= first_at)]
         gaps = [later - earlier for earlier, later in itertools.pairwise(around)]
         if turn >= 0:
             total.append(1e3 * (first_at - begun))
