@@ -126,3 +126,14 @@ def test_versions_only_grow_and_only_the_open_one_is_decided(tmp_path: Path) -> 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BrokenError, match="cannot be opened"):
         DecisionLog(tmp_path / "none" / "log")
+
+
+def test_without_a_path_it_is_in_memory() -> None:
+    with DecisionLog(None) as log:
+        log.begin(3, "abc")
+        log.commit(3)
+        assert (log.begun, log.committed, log.manifest) == (3, 3, "abc")
+        with pytest.raises(ValueError, match="version must be greater than 3"):
+            log.begin(3, "abc")
+    with pytest.raises(ClosedError, match="the decision log in memory is closed"):
+        log.begin(4, "abc")

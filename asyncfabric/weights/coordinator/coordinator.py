@@ -146,14 +146,14 @@ class WeightCoordinator:
 
 @asynccontextmanager
 async def open_coordinator(
-    channel: WeightChannel, plan: Plan, log_path: Path, *, grace_s: float = GRACE_S
+    channel: WeightChannel, plan: Plan, log_path: Path | None, *, grace_s: float = GRACE_S
 ) -> AsyncIterator[WeightCoordinator]:
     """Open the coordinator of updates; one at a time for a log. After a restart it goes on from the log.
 
     Args:
         channel: of `COORDINATOR`; it is the coordinator's to receive from.
         plan: moves and relay; its replicas do not matter, receivers join by having a session.
-        log_path: of the decision log.
+        log_path: of the decision log; None: in memory, which ends with this process.
         grace_s: see GRACE_S.
 
     Raises:

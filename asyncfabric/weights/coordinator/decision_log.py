@@ -38,6 +38,8 @@ class _Line(msgspec.Struct, frozen=True):
 class DecisionLog:
     """The open log; `with DecisionLog(path) as log`. Used from one thread at a time.
 
+    Without a path it is in memory, and ends with the process.
+
     Attributes:
         begun: the latest version that was begun, 0 for none.
         committed: the latest version that was decided, 0 for none.
@@ -49,8 +51,8 @@ class DecisionLog:
         BrokenError: it cannot be read, or a line before the last is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path: Path = path
+    def __init__(self, path: Path | None) -> None:
+        self._what = f"the decision log {path or 'in memory'}"
         self.begun: int = 0
         self.committed: int = 0
         self.manifest: str = ""
@@ -58,15 +60,19 @@ class DecisionLog:
         self._begun_manifest = ""
         self._broken = ""
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if path is None:
+                self._file = os.memfd_create("asyncfabric-decisions")
+            else:
+                self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise BrokenError(f"the decision log {path} cannot be opened: {error}", raw=error.errno or 0) from error
+            raise BrokenError(f"{self._what} cannot be opened: {error}", raw=error.errno or 0) from error
         try:
             self._lock()
             self._length = self._read()
             os.ftruncate(self._file, self._length)  # a line that was cut by a crash was never a decision
             os.fsync(self._file)
-            _sync_folder(path.parent)
+            if path is not None:
+                _sync_folder(path.parent)
         except BaseException:
             os.close(self._file)
             self._file = -1
@@ -117,7 +123,7 @@ class DecisionLog:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BusyError(
-                f"the decision log {self.path} is in use", remedy="one coordinator at a time; end the other one first"
+                f"{self._what} is in use", remedy="one coordinator at a time; end the other one first"
             ) from None
 
     def _read(self) -> int:
@@ -133,7 +139,7 @@ class DecisionLog:
                 if number == len(lines):
                     break
                 raise BrokenError(
-                    f"the decision log {self.path} is damaged in line {number}",
+                    f"{self._what} is damaged in line {number}",
                     remedy="restore it from a copy, or ask the replicas which version they serve and begin a new log",
                 ) from error
             self._take(record)
@@ -148,7 +154,7 @@ class DecisionLog:
 
     def _append(self, record: DecisionRecord) -> None:
         if self._file < 0:
-            raise ClosedError(f"the decision log {self.path} is closed")
+            raise ClosedError(f"{self._what} is closed")
         if self._broken:
             raise BrokenError(self._broken, remedy="restart the coordinator when the disk is well again")
         line = msgspec.json.encode(_Line(record, _crc(record))) + b"\n"
@@ -166,7 +172,7 @@ class DecisionLog:
             self._begun_manifest = record.manifest
 
     def _take_back(self, record: DecisionRecord, error: OSError) -> None:
-        what = f"the decision log {self.path} could not take {record.kind} of version {record.version}: {error}"
+        what = f"{self._what} could not take {record.kind} of version {record.version}: {error}"
         try:
             os.ftruncate(self._file, self._length)
             os.fsync(self._file)

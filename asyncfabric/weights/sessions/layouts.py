@@ -43,7 +43,7 @@ class Layouts:
     """
 
     def __init__(
-        self, fabric: Fabric, join: Join, rank: int, shards: Mapping[str, Any], log: Path, tasks: TaskGroup
+        self, fabric: Fabric, join: Join, rank: int, shards: Mapping[str, Any], log: Path | None, tasks: TaskGroup
     ) -> None:
         """Serve none yet; `log`: what the files of decisions begin with."""
         self.rank: int = rank
@@ -88,7 +88,7 @@ class Layouts:
         async with AsyncExitStack() as stack:
             if self.rank == 0:
                 channel = await stack.enter_async_context(open_scoped(self._join, layout, COORDINATOR))
-                log = self._log.with_name(f"{self._log.name}.{plan.digest[:12]}")
+                log = self._log.with_name(f"{self._log.name}.{plan.digest[:12]}") if self._log else None
                 coordinator = await stack.enter_async_context(open_coordinator(channel, plan, log))
                 self._tasks.start_soon(_decide, coordinator)
                 self._tasks.start_soon(_refuse_deserted, coordinator)

@@ -6,7 +6,6 @@ Event loop's thread.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -221,8 +220,6 @@ async def open_sender(
     async with AsyncExitStack() as stack:
         met = await stack.enter_async_context(attend(join, serves=here == 0))
         await put_holdings(met, here, held)
-        if log is None:
-            log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncfabric-weights-"))) / "decisions"
         fabric = await stack.enter_async_context(open_fabric(config))
         async with beside() as tasks:
             layouts = Layouts(fabric, met, here, shards, log, tasks)

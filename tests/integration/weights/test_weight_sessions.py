@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +49,24 @@ async def test_an_engine_applies_what_is_whole_when_it_wants_to() -> None:
                 assert (own[:300] == 2).all() and (own[300:] == -1).all()
                 assert receiver.poll() == 0 and receiver.apply() == 2
                 applied.set()
+
+
+@pytest.mark.trio
+async def test_a_training_that_is_killed_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are none while it runs, unless it was given a log."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    join, weight = LocalJoin(), torch.ones(4, 8)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+
+            async def train() -> None:
+                async with open_sender({"w": weight}, join, config=LOCAL) as sender:
+                    await sender.publish(1)
+                    assert os.listdir(tmp_path) == []
+
+            nursery.start_soon(train)
+            async with open_receiver({"w": torch.zeros(4, 8)}, join, config=LOCAL) as receiver:
+                await receiver.wait()
 
 
 @pytest.mark.trio
