@@ -196,8 +196,8 @@ async def open_sender(
         parts: of plain tensors that are a part: shape of the whole parameter, and where the part begins.
         config: how the fabric is opened; over several hosts name a rail, as `rails=("auto", "tcp:eth0")`.
         log: of rank 0, which decides whether a version serves: what the names of the files of its decisions begin with,
-            one for each layout of engines, for a training that goes on after a restart; None keeps them as long as this
-            block lasts.
+            one for each layout of engines, for a training that goes on after a restart; None keeps them in memory, as
+            long as this block lasts.
         chunk_bytes: of rank 0: about the most that one piece writes; None chooses 4 MiB, and 64 MiB for a GPU.
         boundary_s: of rank 0: seconds that a version waits for an engine that reaches no step boundary, while another
             one could take it.
