@@ -67,7 +67,7 @@ TEST_F(NicWritesDriver, AreFlushedWhereTheGpuDoesNotOrderThem) {
   EXPECT_TRUE(device->flush_nic_writes().ok());
   EXPECT_EQ(flushes, 1);
   flush_answer = 719;
-  EXPECT_EQ(device->flush_nic_writes().raw, 719);
+  EXPECT_EQ(device->flush_nic_writes().raw, cuda::raw_of(719));
   EXPECT_EQ(contexts, 0);
 }
 
