@@ -26,13 +26,14 @@ DEBIAN = "forky"
 DEBIAN_VERSIONS = ("3.13", "3.14")
 DEBIAN_ROOT = WORK / f"debian-{DEBIAN}"
 MACHINE = os.uname().machine
-# WORK has the same path in the other root, so that commands are the same in both.
+BINUTILS = WORK / "binutils"  # Zig's, where there are no others
+# WORK has the same path in the other root, so that commands are the same in both. Zig finds itself by /proc.
 IN_DEBIAN = (
     "unshare",
     "-m",
     "sh",
     "-c",
-    'mkdir -p "$0$1" && mount --bind "$1" "$0$1" && shift && exec chroot "$0" "$@"',
+    'mkdir -p "$0$1" && mount --bind "$1" "$0$1" && mount --bind /proc "$0/proc" && shift && exec chroot "$0" "$@"',
 )
 
 
@@ -118,6 +119,10 @@ def compilers() -> dict[str, str]:
         )
         script.chmod(0o755)
         settings |= {variable: str(script), linker: f"{script} -shared"}
+    BINUTILS.mkdir(exist_ok=True)
+    for name in ("ar", "ranlib"):
+        (BINUTILS / name).write_text(f'#!/bin/sh\nexec {zig} {name} "$@"\n')
+        (BINUTILS / name).chmod(0o755)
     return settings
 
 
@@ -128,7 +133,7 @@ def build(python: Python, settings: dict[str, str]) -> Path:
     folder = WORK / f"build-{python.version}"
     interpreter = python.environment(folder, *needed)
     shutil.rmtree(WORK / "raw", ignore_errors=True)
-    path = f"{folder / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+    path = f"{folder / 'bin'}:/usr/local/bin:/usr/bin:/bin:{BINUTILS}"
     python.run(interpreter, "setup.py", "-q", "bdist_wheel", "-d", WORK / "raw", **settings, PATH=path)
     (raw,) = (WORK / "raw").glob("*.whl")
     audit = [WORK / "tools/bin/auditwheel", "repair", "--plat", PLATFORM, "--only-plat", "-w", ROOT / "dist", raw]
