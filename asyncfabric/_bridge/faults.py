@@ -269,7 +269,8 @@ def _message(code: int, raw: int, call: FailedCall, detail: str) -> str:
     to = f" to {call.peer}" if call.peer else ""
     done = f"; at least {call.done} of {call.total} bytes had left" if call.total >= 0 else ""
     # A detail that ends a call's name by its number states whose number it is: results of CUDA are no errno.
-    number = f" [{_number(raw)}]" if raw and f"({raw % CUDA_RAW})" not in detail else ""
+    own = raw - CUDA_RAW if raw >= CUDA_RAW else raw
+    number = f" [{_number(raw)}]" if raw and f"({own})" not in detail else ""
     return f"{call.what}{to}: {text}{number}{done}"
 
 

@@ -66,6 +66,7 @@ def test_numbers_of_the_gpu_driver_are_no_numbers_of_the_system() -> None:
     named = "cuMemSetAccess: CUDA_ERROR_INVALID_DEVICE (101)"
     assert "[" not in str(faults.failed(ended(8, 6, 101), call, named)), "101 is the driver's, not ENETUNREACH"
     assert "[" not in str(faults.failed(ended(8, 6, faults.CUDA_RAW + 101), call, named))
+    assert "[" not in str(faults.failed(ended(8, 6, -101), call, "fi_write: it is not connected (-101)"))
     assert "the rail went down [CUDA driver error 1]" in str(faults.failed(ended(15, 8, faults.CUDA_RAW + 1), call))
     assert f"[101: {os.strerror(101)}]" in str(faults.failed(ended(8, 6, 101), call, "lane 1"))
 
