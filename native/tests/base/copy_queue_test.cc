@@ -5,6 +5,8 @@
 
 #include <cstdlib>
 
+#include "rigs/replaced_driver.h"
+
 namespace asyncfabric::testing {
 namespace {
 
@@ -16,19 +18,7 @@ std::vector<Copied> copied;
 
 // As much of a driver as copies one by one need.
 cuda::Driver copying_driver() {
-  cuda::Driver driver;
-  driver.devices = 1;
-  driver.cuDeviceGet = [](cuda::CUdevice* device, int) { return *device = 0; };
-  driver.cuDevicePrimaryCtxRetain = [](cuda::CUcontext*, cuda::CUdevice) { return cuda::kSuccess; };
-  driver.cuDevicePrimaryCtxRelease_v2 = [](cuda::CUdevice) { return cuda::kSuccess; };
-  driver.cuDeviceGetUuid = [](cuda::CUuuid*, cuda::CUdevice) { return cuda::kSuccess; };
-  driver.cuDeviceGetName = [](char*, int, cuda::CUdevice) { return cuda::kSuccess; };
-  driver.cuDeviceGetAttribute = [](int* value, int, cuda::CUdevice) {
-    *value = 1;
-    return cuda::kSuccess;
-  };
-  driver.cuCtxPushCurrent_v2 = [](cuda::CUcontext) { return cuda::kSuccess; };
-  driver.cuCtxPopCurrent_v2 = [](cuda::CUcontext*) { return cuda::kSuccess; };
+  cuda::Driver driver = driver_that_opens();
   driver.cuMemHostAlloc = [](void** memory, size_t bytes, unsigned) {
     *memory = std::calloc(1, bytes);
     return cuda::kSuccess;
@@ -49,9 +39,9 @@ cuda::Driver copying_driver() {
 
 TEST(CopyQueue, CopiesThatFollowEachOtherAreOneWithinTheSameMemoryOnly) {
   const cuda::Driver driver = copying_driver();
-  std::shared_ptr<cuda::Device> device;
+  const auto device = open_device(driver);
+  ASSERT_NE(device, nullptr);
   std::string detail;
-  ASSERT_TRUE(cuda::Device::open(driver, 0, &device, &detail).ok()) << detail;
   std::unique_ptr<cuda::CopyQueue> queue;
   ASSERT_TRUE(cuda::CopyQueue::open(device, cuda::ListMode::kSingle, 1, &queue, &detail).ok()) << detail;
   LocalMemory here, neighbour;

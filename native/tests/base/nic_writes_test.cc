@@ -2,8 +2,8 @@
 // such writes itself: the call of a driver that this test replaces, and who makes the engine call it, and when.
 #include <gtest/gtest.h>
 
-#include "providers/cuda/device.h"
 #include "rigs/engine_pair.h"
+#include "rigs/replaced_driver.h"
 
 namespace asyncfabric::testing {
 namespace {
@@ -16,15 +16,8 @@ int flushes = 0;
 int flush_answer = 0;
 int contexts = 0;
 
-// As much of a driver as opening a device needs.
 cuda::Driver replaced_driver() {
-  cuda::Driver driver;
-  driver.devices = 1;
-  driver.cuDeviceGet = [](cuda::CUdevice* device, int) { return *device = 0; };
-  driver.cuDevicePrimaryCtxRetain = [](cuda::CUcontext*, cuda::CUdevice) { return cuda::kSuccess; };
-  driver.cuDevicePrimaryCtxRelease_v2 = [](cuda::CUdevice) { return cuda::kSuccess; };
-  driver.cuDeviceGetUuid = [](cuda::CUuuid*, cuda::CUdevice) { return cuda::kSuccess; };
-  driver.cuDeviceGetName = [](char*, int, cuda::CUdevice) { return cuda::kSuccess; };
+  cuda::Driver driver = driver_that_opens();
   driver.cuDeviceGetAttribute = [](int* value, int which, cuda::CUdevice) {
     *value = which == cuda::kAttributeWritesOrdering ? ordering
              : which == cuda::kAttributeFlushOptions ? flush_options
@@ -51,18 +44,12 @@ cuda::Driver replaced_driver() {
 
 struct NicWritesDriver : ::testing::Test {
   NicWritesDriver() { ordering = flush_options = flushes = flush_answer = contexts = 0; }
-  std::shared_ptr<cuda::Device> open(const cuda::Driver& driver) {
-    std::shared_ptr<cuda::Device> device;
-    std::string detail;
-    EXPECT_TRUE(cuda::Device::open(driver, 0, &device, &detail).ok()) << detail;
-    return device;
-  }
 };
 
 TEST_F(NicWritesDriver, AreFlushedWhereTheGpuDoesNotOrderThem) {
   flush_options = 1;
   const cuda::Driver driver = replaced_driver();
-  const auto device = open(driver);
+  const auto device = open_device(driver);
   EXPECT_FALSE(device->orders_nic_writes());
   EXPECT_TRUE(device->flush_nic_writes().ok());
   EXPECT_EQ(flushes, 1);
@@ -75,7 +62,7 @@ TEST_F(NicWritesDriver, AreLeftAloneWhereTheGpuOrdersThem) {
   flush_options = 1;
   const cuda::Driver driver = replaced_driver();
   for (ordering = 100; ordering <= 200; ordering += 100) {
-    const auto device = open(driver);
+    const auto device = open_device(driver);
     EXPECT_TRUE(device->orders_nic_writes());
     EXPECT_TRUE(device->flush_nic_writes().ok());
   }
@@ -84,10 +71,10 @@ TEST_F(NicWritesDriver, AreLeftAloneWhereTheGpuOrdersThem) {
 
 TEST_F(NicWritesDriver, ThatCannotBeFlushedAreUnsupported) {
   cuda::Driver driver = replaced_driver();
-  EXPECT_EQ(open(driver)->flush_nic_writes().code, StatusCode::kUnsupported) << "streams alone can flush";
+  EXPECT_EQ(open_device(driver)->flush_nic_writes().code, StatusCode::kUnsupported) << "streams alone can flush";
   flush_options = 1;
   driver.cuFlushGPUDirectRDMAWrites = nullptr;
-  EXPECT_EQ(open(driver)->flush_nic_writes().code, StatusCode::kUnsupported) << "a driver before CUDA 11.3";
+  EXPECT_EQ(open_device(driver)->flush_nic_writes().code, StatusCode::kUnsupported) << "a driver before CUDA 11.3";
 }
 
 // ---- the engine: a writer with a NIC and a rail of its host; a target with both, and memory of a GPU
