@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "gpu-report").resolve()
 STEPS: list[dict[str, Any]] = []
 PRINTING = threading.Lock()
-GPU_GIB = "import torch; print(torch.cuda.get_device_properties(0).total_memory >> 30)"
+GPU_GIB = """
+from torch import cuda
+print(*(cuda.get_device_properties(gpu).total_memory >> 30 for gpu in range(cuda.device_count())))
+"""
 WORKER_GIB = 13  # of a GPU, for a worker of pytest and the processes that its tests start
 CORES_A_LANE = 8  # tests of several processes, whose references in torch have four threads each
 ASYNCFABRIC = (sys.executable, "-m", "asyncfabric_services")
@@ -141,10 +144,11 @@ def finish() -> None:
     sys.exit(1 if any(s["code"] for s in STEPS) else 0)
 
 
-def gpu_count() -> int:
-    """Return how many GPUs a process sees here."""
-    asked = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-    return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+@cache
+def gpu_memory() -> tuple[int, ...]:
+    """Return the GiB of each GPU that a process sees here; asked once, since torch takes seconds to load."""
+    found = subprocess.run([sys.executable, "-c", GPU_GIB], capture_output=True, text=True, check=True)
+    return tuple(map(int, found.stdout.split()))
 
 
 def installed(package: str) -> bool:
@@ -153,9 +157,8 @@ def installed(package: str) -> bool:
 
 
 def spread(*arguments: str) -> tuple[str, ...]:
-    """Return the command of some tests, on as many processes as a GPU has memory for."""
-    found = subprocess.run([sys.executable, "-c", GPU_GIB], capture_output=True, text=True, check=True)
-    workers = max(1, min(8, int(found.stdout) // WORKER_GIB))
+    """Return the command of some tests, on as many processes as the GPUs have memory for."""
+    workers = max(1, min(8, sum(gpu_memory()) // WORKER_GIB))
     processes = ("-n", str(workers)) if installed("xdist") else ()
     return (*PYTEST, *processes, *arguments)
 
@@ -217,7 +220,7 @@ def side_by_side(*lanes: Callable[[], None]) -> None:
 
 def figures() -> None:
     """Take the figures, each alone on the machine."""
-    gpus = gpu_count()
+    gpus = len(gpu_memory())
     half = str(max(1, gpus // 2))
     for needed, name, arguments in BENCHES:
         if gpus < needed:

@@ -45,9 +45,8 @@ def test_neighbours_are_written_to_neighbours(source: str) -> None:
     """Each is a copy of its own: the driver refuses one over two allocations, and a rail that it refuses goes down."""
     import torch
 
-    whole = torch.empty(BLOCKS * LENGTH, dtype=torch.uint8) if source == "host" else None
-    if whole is not None:
-        blocks = list(whole.view(BLOCKS, LENGTH).unbind())
+    if source == "host":
+        blocks = list(torch.empty(BLOCKS, LENGTH, dtype=torch.uint8).unbind())
     else:
         blocks = [torch.empty(LENGTH, dtype=torch.uint8, device="cuda:0") for _ in range(BLOCKS)]
         blocks.sort(key=lambda block: block.data_ptr())

@@ -211,17 +211,13 @@ def main() -> int:
     parser.add_argument("--equal", type=int, default=0, help="prompts whose tokens are compared")
     parser.add_argument("--load", type=int, default=0, help="turns of the throughput beside transfers")
     parser.add_argument("--kills", type=int, default=0, help="kills, of prefill and of decode in turn")
-    parser.add_argument("--spawn", action="store_true", help="each engine imports vLLM anew; else they are forked")
     parser.add_argument("--trace", type=Path, help="file for a picture of one request; of `connector` alone")
     parser.add_argument("--json", type=Path, help="file for the rows")
     chosen = parser.parse_args()
     os.environ["PYTHONFAULTHANDLER"] = "1"
     os.environ.update(ENVIRONMENT)
-    if chosen.spawn:
-        multiprocessing.set_start_method("spawn")
-    else:
-        multiprocessing.set_start_method("forkserver")
-        multiprocessing.set_forkserver_preload([*MODULES])
+    multiprocessing.set_start_method("forkserver")
+    multiprocessing.set_forkserver_preload([*MODULES])
     make_model()
     begin = time.monotonic()
     rows: list[dict[str, Any]] = []

@@ -301,6 +301,8 @@ def main() -> None:
     lives = [life for life in soak.lives.values() if life.times]
     growths = growth_of(lives, arguments.warm, min(SAMPLES, round(arguments.minutes * 2)))
     if arguments.minutes * 60 > 2 * arguments.warm:
+        if not growths:
+            soak.broken.append("nobody was judged")
         for life in overlooked(lives, growths, arguments.minutes * 40):  # two thirds of the soak
             soak.broken.append(f"{life.name} was not judged: all nodes were seldom there; a longer --kill-every?")
     grown = [one for one in growths if one.share > MOST_GROWTH]

@@ -119,8 +119,9 @@ async def wait_returned(coordinator: WeightCoordinator, appear_by: float = 0.0) 
     Cancellation: only this wait ends.
     """
     while absent := coordinator.absent:
-        lost = [since_s + DESERTED_S for name, since_s in absent.items() if coordinator.presence(name).found]
-        left_s = max([*lost, *[appear_by] * (len(lost) < len(absent))]) - monotonic()
+        had_one = {name: coordinator.presence(name).found for name in absent}
+        limits = [since_s + DESERTED_S if had_one[name] else appear_by for name, since_s in absent.items()]
+        left_s = max(limits) - monotonic()
         if left_s <= 0:
             return
         with anyio.move_on_after(left_s):
