@@ -11,11 +11,17 @@ from anyio.abc import TaskGroup
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
-    """Raise the first failure of a task group instead of the group; use it around `create_task_group()`."""
+    """Raise the first failure of a task group instead of the group; use it around `create_task_group()`.
+
+    Where a task failed while others were cancelled from outside, the failure is raised, as trio does without a group.
+    """
     try:
         yield
-    except ExceptionGroup as group:
-        error: Exception = group
+    except BaseExceptionGroup as group:
+        failed = group.split(anyio.get_cancelled_exc_class())[1]
+        if not isinstance(failed, ExceptionGroup):
+            raise  # nothing failed, or the program is interrupted
+        error: Exception = failed
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         raise error from error.__cause__
