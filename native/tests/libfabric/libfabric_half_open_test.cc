@@ -9,7 +9,7 @@
 #include "base/unique_fd.h"
 #include "libfabric_pair.h"
 #include "providers/libfabric/peers/half_open.h"
-#include "providers/libfabric/peers/orphans.h"
+#include "providers/libfabric/peers/streams.h"
 #include "providers/libfabric/peers/wire.h"
 
 namespace asyncfabric::testing {

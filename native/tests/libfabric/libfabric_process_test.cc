@@ -1,9 +1,15 @@
 // libfabric_process_test.cc: the provider contract between processes: kill -9, SIGSTOP, wake-ups.
 #include "libfabric_child.h"
 
+#include <netinet/in.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <thread>
+
+#include "base/unique_fd.h"
+#include "providers/libfabric/peers/wire.h"
 
 namespace asyncfabric::testing {
 namespace {
@@ -11,7 +17,7 @@ namespace {
 constexpr size_t kRegion = 32 << 20;
 
 // The other process. "target": answers each immediate with itself + 1 when the parent gave an address; sleeps when it can.
-// "writer": writes large pieces into the parent's region for ever.
+// "patient": does so again where its stream ended meanwhile. "writer": writes large pieces into the parent's region for ever.
 TEST(LibfabricChildRole, Run) {
   const std::string role = child_role();
   if (role.empty()) GTEST_SKIP() << "runs only as the child of another test";
@@ -24,7 +30,7 @@ TEST(LibfabricChildRole, Run) {
   ASSERT_FALSE(address.empty());
   Link back(side, address, key);
   const bool sleeps = role == "sleeper";
-  size_t answered = 0;
+  size_t answered = 0, looked_at = 0;
   uint64_t posted = 0;
   for (;;) {
     side.pump();
@@ -34,8 +40,12 @@ TEST(LibfabricChildRole, Run) {
       WorkRequest request = back.write(0, 0, 24 << 20, posted);
       if (side.rail->post({&request, 1}).accepted == 1) ++posted;
     }
-    for (const auto& [tag, status] : side.done)
-      if (!status.ok()) return;
+    for (; looked_at < side.done.size(); ++looked_at) {
+      const auto [tag, status] = side.done[looked_at];
+      if (status.ok()) continue;
+      if (role != "patient" || status.code != StatusCode::kTransport) return;
+      back.post(back.signal(tag, side.imms[tag] + 1), {&side});
+    }
     pollfd entries[2] = {{kChildFd, POLLIN, 0}, {side.rail->wait_fd(), POLLIN, 0}};
     if (sleeps && side.rail->prepare_wait()) {
       (void)::poll(entries, 2, 10'000);  // a lost wake-up shows as a round trip of ten seconds
@@ -217,6 +227,89 @@ TEST_P(LibfabricProcess, ReleaseWaitsForHalfWrittenData) {
   for (int i = 0; i < 20000; ++i) a.pump();
   EXPECT_TRUE(std::all_of(a.region.begin(), a.region.end(), [](uint8_t x) { return x == 0xee; }))
       << "written after release";
+}
+
+// How long releasing a region takes that the peers may have a key of.
+uint64_t time_to_release(Side& a) {
+  std::vector<uint8_t> bytes(4096);
+  std::unique_ptr<LocalMemory> memory;
+  std::string key;
+  EXPECT_TRUE(a.rail->register_memory({bytes.data(), bytes.size(), kHostDevice, -1, 3}, &memory, &key).ok());
+  const uint64_t start = now_ns();
+  const Status status = a.rail->release_memory(memory, 10 * kSecond);
+  EXPECT_TRUE(status.ok()) << status_text(status.code);
+  return now_ns() - start;
+}
+
+// Its stream is ended from here, so nothing of it can come any more, and nobody waits for it again.
+TEST_P(LibfabricProcess, StoppedWriterHoldsReleasesUpOnceAndWritesNoMore) {
+  if (verbs()) GTEST_SKIP() << "the NIC writes there, and refuses each packet once the key is dead";
+  Side a(spec(), kRegion);
+  Remote remote(a, "writer", GetParam());
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.region[12345] == pattern(12345, 17); }));
+  ASSERT_LT(time_to_release(a), kSecond) << "it has answered, so it has named its stream";
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.region[(1 << 20) + 12345] == pattern((1 << 20) + 12345, 17); }));
+  remote.child.send_signal(SIGSTOP);  // with some of 24 MiB sent
+  for (int i = 0; i < 1000; ++i) a.pump();
+  const uint64_t start = now_ns();
+  EXPECT_TRUE(a.rail->release_memory(a.memory, 10 * kSecond).ok());
+  EXPECT_GE(now_ns() - start, kSecond) << "a sender that answers late loses its stream";
+  EXPECT_LT(now_ns() - start, 5 * kSecond);
+  std::fill(a.region.begin(), a.region.end(), 0xee);
+  for (int i = 0; i < 5; ++i) EXPECT_LT(time_to_release(a), kSecond / 2);
+  remote.child.send_signal(SIGCONT);
+  for (int i = 0; i < 20000; ++i) a.pump();
+  EXPECT_TRUE(std::all_of(a.region.begin(), a.region.end(), [](uint8_t x) { return x == 0xee; }))
+      << "written after release";
+}
+
+// It opens another stream when it goes on, and is waited for again.
+TEST_P(LibfabricProcess, StoppedPeerThatGoesOnIsAPeerAgain) {
+  if (verbs()) GTEST_SKIP() << "over sockets";
+  Side a(spec(), kRegion);
+  Remote remote(a, "patient", GetParam());
+  Link link(a, remote.address, remote.key);
+  uint32_t sent = 0;
+  const auto answers = [&] {
+    link.post(link.signal(sent, 2 * sent), {&a});
+    ++sent;
+    return pump_until({&a}, [&] { return a.imms.size() == sent && a.done.size() == sent; });
+  };
+  ASSERT_TRUE(answers());
+  EXPECT_LT(time_to_release(a), kSecond);
+  remote.child.send_signal(SIGSTOP);
+  EXPECT_LT(time_to_release(a), 5 * kSecond);
+  EXPECT_LT(time_to_release(a), kSecond / 2);
+  remote.child.send_signal(SIGCONT);
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(answers()) << "answer " << i;
+  EXPECT_LT(time_to_release(a), kSecond);
+  remote.child.send_signal(SIGSTOP);
+  EXPECT_GE(time_to_release(a), kSecond) << "nobody waited for a sender that is connected again";
+  remote.child.send_signal(SIGCONT);
+  ASSERT_TRUE(answers());
+  EXPECT_EQ(remote.child.finish(), 0);
+}
+
+// What the kernel opened at the port of a dead sender, or a stranger, is no sign that it lives.
+TEST_P(LibfabricProcess, AStrangerAtTheAddressOfADeadSenderHoldsNobodyUp) {
+  if (verbs()) GTEST_SKIP() << "over sockets";
+  Side a(spec(), kRegion);
+  Remote remote(a, "target", GetParam());
+  Link link(a, remote.address, remote.key);
+  link.post(link.signal(0, 0), {&a});
+  ASSERT_TRUE(pump_until({&a}, [&] { return a.imms.size() == 1 && a.done.size() == 1; }));
+  EXPECT_LT(time_to_release(a), kSecond);
+  libfabric::RailAddress dead;
+  ASSERT_TRUE(libfabric::parse(remote.address, &dead));
+  remote.child.die();
+  UniqueFd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  (void)setsockopt(stranger.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  sockaddr_in at{};
+  std::memcpy(&at, dead.name.data(), std::min(dead.name.size(), sizeof at));
+  ASSERT_EQ(::bind(stranger.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at), 0) << strerror(errno);
+  ASSERT_EQ(::listen(stranger.get(), 16), 0);
+  for (int i = 0; i < 5; ++i) EXPECT_LT(time_to_release(a), kSecond / 2) << i;
 }
 
 TEST_P(LibfabricProcess, KilledWriterDoesNotHoldUpRelease) {

@@ -405,7 +405,7 @@ TEST(LibfabricInbound, ThereIsRoomForNewcomersHoweverManyWereThereBefore) {
     ASSERT_TRUE(list.add(connection, connection % 3 == 0 ? dead : living)) << connection;
     list.look_after(now, ask, refuses);
     for (const uint64_t each : std::exchange(asked, {}))
-      if (each % 3 != 0) list.answer(each, 1, each != kStays);
+      if (each % 3 != 0) list.answer(each, 1, each != kStays, "");
     now += std::chrono::milliseconds(300);
     most = std::max(most, list.size());
   }

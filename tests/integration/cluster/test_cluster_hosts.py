@@ -149,5 +149,15 @@ def test_cables_are_pulled_between_two_and_three_hosts(tmp_path: Path) -> None:
                 made[name].until_no_page_is_out()
             assert made["decode-2"].end() == 0
             assert made.ask(PROMPT, 20) == expected, "the node that was cut off twice serves again"
+
+            # The third host stays away: what its prefill node was writing holds nobody up.
+            made.put({"prefill-0": third})
+            made.until_routed(prefill=2, decode=1)
+            answer = pool.submit(made.ask, PROMPT, 20)  # of its two prefill nodes the first by name is asked
+            until_pages_move(made["prefill-0"])
+            third.pull()
+            assert answer.result() == expected
+            made["decode-1"].until_no_page_is_out()
+            third.plug()
             for name in ("router", "decode-1", "prefill-1", "directory"):
                 assert made[name].end() == 0, made[name].log.read_text()[-3000:]

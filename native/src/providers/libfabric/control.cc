@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "providers/libfabric/device/errors.h"
 #include "providers/libfabric/memory/cached_keys.h"
-#include "providers/libfabric/peers/orphans.h"
+#include "providers/libfabric/peers/streams.h"
 #include "providers/libfabric/rail.h"
 
 namespace asyncfabric::libfabric {
@@ -183,17 +183,22 @@ Status LibfabricRail::open_peer(const RailAddress& remote, std::shared_ptr<PeerS
   if (getrandom(&state->connection, sizeof state->connection, 0) != sizeof state->connection)
     return {StatusCode::kInternal, errno};
   state->endpoint = device_->endpoint();
-  std::string detail;
-  if (device_->profile().endpoint_per_peer) {
-    if (const Status status = device_->open_endpoint(&state->own_endpoint, &detail); !status.ok()) return status;
-    state->endpoint = state->own_endpoint.get();
-  }
+  if (device_->profile().endpoint_per_peer)
+    if (const Status status = open_own_endpoint(*state); !status.ok()) return status;
   if (fi_av_insert(device_->av(), remote.name.data(), 1, &state->address, 0, nullptr) != 1)
     return StatusCode::kInvalidArgument;
   peers_.push_back(state);
   admitted_.opened(state->connection);
   *out = state;
   return introduce(*state);
+}
+
+Status LibfabricRail::open_own_endpoint(PeerState& peer) {
+  std::string detail;
+  if (const Status status = device_->open_endpoint(&peer.own_endpoint, &detail); !status.ok()) return status;
+  peer.endpoint = peer.own_endpoint.get();
+  (void)Device::name_of(*peer.own_endpoint, &peer.own_name);
+  return StatusCode::kOk;
 }
 
 Status LibfabricRail::attach(RailPeer&, std::string_view key, std::unique_ptr<RemoteMemory>* out) {

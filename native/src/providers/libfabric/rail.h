@@ -71,6 +71,7 @@ class LibfabricRail final : public Rail {
 
   // control.cc
   Status open_peer(const RailAddress& remote, std::shared_ptr<PeerState>* out);
+  Status open_own_endpoint(PeerState& peer);
   void settle();
   bool flush(PeerState& peer);
   void forget_finished_peers();
@@ -116,14 +117,18 @@ class LibfabricRail final : public Rail {
 
   // fence.cc
   Status introduce(PeerState& peer);
+  Status send_answer(PeerState& peer, uint64_t number);
+  void name_stream(Context& context);
   Status fence(uint64_t patience_ns, uint64_t* number);  // 0: a new one; it is kept for the next call otherwise
   void enter_inbound(uint64_t connection, RailAddress sender);
   void take_control_message(const MessageHead& head, std::string_view body);
-  bool ask(const InboundList::One& inbound);
+  bool only_answered_streams_left(uint64_t wanted, std::chrono::steady_clock::time_point now);
+  bool ask(InboundList::One& inbound);
   bool refuses_connections(const RailAddress& address) const;
   bool nobody_listens(const RailAddress& address) const;
   PeerState* path_to(const RailAddress& address);
   bool is_dead(const RailAddress& sender);
+  bool forget(const RailAddress& dead);  // true
   void close_paths_to_dead();
 
   std::shared_ptr<Device> device_;
@@ -139,6 +144,7 @@ class LibfabricRail final : public Rail {
   std::span<RailEvent> room_;  // of the poll that runs
   size_t filled_ = 0;
   uint32_t post_mark_ = 0;
+  uint32_t unmet_sends_ = 0;  // messages to peers that have not taken anything yet
   bool cover_wanted_ = false;
   bool any_broken_ = false;
   size_t doubts_ = 0;  // peers whose stream broke and that may be dead

@@ -1,7 +1,9 @@
 // fence.cc: when may memory be given back? Over sockets libfabric checks a key when the head of a write arrives and then
 // receives the rest in pieces, also after the key was revoked. A stream is in order, so: ask each sender that introduced itself,
 // it answers behind everything that it wrote before, and when the answer is here no old write can be half-way (INV-2).
-// A sender that does not answer in time leaves the memory quarantined; one whose process is gone is not waited for.
+// A sender whose process is gone is not waited for, nor one that stands still for long: its stream is ended from here, and it opens another
+// when it goes on. Such a one is done with when all streams that are left belong to senders that have answered. For this each names its end of
+// its stream; where that cannot be known, one that does not answer in time leaves the memory quarantined.
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -20,6 +22,9 @@ namespace asyncfabric::libfabric {
 namespace {
 
 constexpr auto kProbeEvery = std::chrono::milliseconds(20);
+// How long nothing may come of a sender that was asked before its stream is ended: over a network packets are lost and sent again.
+constexpr std::chrono::milliseconds kStandsStillOnHost{1'000}, kStandsStillOnNetwork{4'000};
+constexpr std::chrono::milliseconds kShutOutStandsStill{200};  // one that the engine has lost
 constexpr std::chrono::milliseconds kSettle{250};
 constexpr int kProbeMs = 5;
 
@@ -60,6 +65,27 @@ Status LibfabricRail::introduce(PeerState& peer) {
   return send_control(peer, MessageKind::kIntroduce, peer.connection, address(), false);
 }
 
+// Behind the word that all before it has arrived. name_stream() adds our end of the stream.
+Status LibfabricRail::send_answer(PeerState& peer, uint64_t number) {
+  return send_control(peer, MessageKind::kFenceAnswer, number, with_connection(peer.connection, ""), true);
+}
+
+// Called when an answer can leave, so the stream is there. Another rail of this process may have one to the same place: then neither is named.
+void LibfabricRail::name_stream(Context& context) {
+  PeerState& peer = *context.peer;
+  if (!is_there(peer.stream)) {
+    std::vector<Stream> found = find_streams("", peer.remote.name).value_or(std::vector<Stream>());
+    std::erase_if(found, [&](const Stream& one) {
+      return std::any_of(peers_.begin(), peers_.end(),
+                         [&](const auto& other) { return other.get() != &peer && other->stream.near == one.near; });
+    });
+    peer.stream = found.size() == 1 ? found.front() : Stream();
+  }
+  const std::string& name = peer.stream.near;
+  std::memcpy(context.payload + kMessageHeadBytes + sizeof peer.connection, name.data(), name.size());
+  context.request.length = sizeof peer.connection + name.size();
+}
+
 Status LibfabricRail::fence(uint64_t patience_ns, uint64_t* number) {
   if (!device_->profile().fence_on_release) return StatusCode::kOk;
   using Clock = std::chrono::steady_clock;
@@ -67,14 +93,19 @@ Status LibfabricRail::fence(uint64_t patience_ns, uint64_t* number) {
   if (*number == 0) {
     *number = ++fence_number_;
     next_probe_ = Clock::now() + kProbeEvery;
-    for (const InboundList::One& inbound : inbound_) (void)ask(inbound);
+    for (InboundList::One& inbound : inbound_) (void)ask(inbound);
   }
   const uint64_t wanted = *number;
   while (inbound_.any_open(wanted)) {
     cover();  // who asks us may be in a fence too: no poll, no heartbeat, nothing else asks for the word that our answer waits for
     progress_into_stash();
     const Clock::time_point now = Clock::now();
-    if (now >= next_probe_) {
+    const bool due = now >= next_probe_;
+    if ((due || inbound_.only_streamless_open(wanted)) && only_answered_streams_left(wanted, now)) {
+      inbound_.conclude(wanted, [this](const RailAddress& sender) { return nobody_listens(sender) && forget(sender); });
+      break;
+    }
+    if (due) {
       next_probe_ = now + kProbeEvery;
       for (InboundList::One& inbound : inbound_) {
         if (!InboundList::is_open(inbound, wanted)) continue;
@@ -98,7 +129,31 @@ Status LibfabricRail::fence(uint64_t patience_ns, uint64_t* number) {
   return StatusCode::kOk;
 }
 
-bool LibfabricRail::ask(const InboundList::One& inbound) {
+// Ends the streams on which nothing has come for long of those that have not answered, and of strangers: the next look finds them gone.
+bool LibfabricRail::only_answered_streams_left(uint64_t wanted, std::chrono::steady_clock::time_point now) {
+  const auto streams = find_streams(device_->endpoint_name(), "");
+  if (!streams) return false;
+  const auto claims = inbound_.claims(
+      wanted, [this](const InboundList::One& one) { return shut_out_.holds(connection_tag(one.connection)); });
+  const auto asked = inbound_.asked_since(wanted, now);
+  bool others = false;
+  for (const Stream& stream : *streams) {
+    const auto claim = claims.find(stream.far);
+    if (claim != claims.end() && claim->second.answered) continue;
+    others = true;
+    const bool shut_out = claim != claims.end() && claim->second.shut_out;
+    const auto patience = shut_out              ? kShutOutStandsStill
+                          : within_host(stream) ? kStandsStillOnHost
+                                                : kStandsStillOnNetwork;
+    StreamFacts facts;
+    if (now >= asked + patience && look_at(stream.fd, &facts) && std::chrono::milliseconds(facts.silent_ms) >= patience)
+      (void)::shutdown(stream.fd, SHUT_RDWR);  // libfabric closes it when it reads its end
+  }
+  return !others;
+}
+
+bool LibfabricRail::ask(InboundList::One& inbound) {
+  if (inbound.asked == InboundList::Clock::time_point{}) inbound.asked = InboundList::Clock::now();
   PeerState* path = path_to(inbound.sender);
   if (path == nullptr) return false;
   return send_control(*path, MessageKind::kFenceAsk, fence_number_, with_connection(inbound.connection, address()),
@@ -113,9 +168,10 @@ PeerState* LibfabricRail::path_to(const RailAddress& address) {
   return open_peer(address, &opened).ok() ? opened.get() : nullptr;
 }
 
-bool LibfabricRail::is_dead(const RailAddress& sender) {
-  if (!refuses_connections(sender)) return false;
-  dead_.push_back(sender.name);
+bool LibfabricRail::is_dead(const RailAddress& sender) { return refuses_connections(sender) && forget(sender); }
+
+bool LibfabricRail::forget(const RailAddress& dead) {
+  dead_.push_back(dead.name);
   return true;
 }
 
@@ -133,7 +189,7 @@ void LibfabricRail::close_paths_to_dead() {
 void LibfabricRail::enter_inbound(uint64_t connection, RailAddress sender) {
   if (!inbound_.add(connection, std::move(sender))) return;
   inbound_.look_after(
-      InboundList::Clock::now(), [this](const InboundList::One& one) { (void)ask(one); },
+      InboundList::Clock::now(), [this](InboundList::One& one) { (void)ask(one); },
       [this](const RailAddress& other) { return is_dead(other); });
 }
 
@@ -153,12 +209,13 @@ void LibfabricRail::take_control_message(const MessageHead& head, std::string_vi
   std::memcpy(&connection, body.data(), sizeof connection);
   body.remove_prefix(sizeof connection);
   if (head.kind != MessageKind::kFenceAsk) {
-    inbound_.answer(connection, head.number, head.kind == MessageKind::kFenceGone);
+    const bool gone = head.kind == MessageKind::kFenceGone;
+    inbound_.answer(connection, head.number, gone, gone || body.size() > kMaxNameBytes ? std::string_view() : body);
     return;
   }
   for (const std::shared_ptr<PeerState>& peer : peers_) {
     if (peer->closed || peer->connection != connection) continue;
-    (void)send_control(*peer, MessageKind::kFenceAnswer, head.number, with_connection(connection, ""), true);
+    (void)send_answer(*peer, head.number);
     return;
   }
   RailAddress asker;  // we closed that connection: what it carried has left or never will
@@ -181,8 +238,7 @@ bool LibfabricRail::refuses_connections(const RailAddress& address) const {
 bool LibfabricRail::nobody_listens(const RailAddress& address) const {
   if (probe(address.name) == ECONNREFUSED) return true;
   return std::any_of(peers_.begin(), peers_.end(), [&](const std::shared_ptr<PeerState>& peer) {
-    std::string name;
-    return peer->own_endpoint != nullptr && Device::name_of(*peer->own_endpoint, &name) == 0 && name == address.name;
+    return peer->own_endpoint != nullptr && peer->own_name == address.name;
   });
 }
 

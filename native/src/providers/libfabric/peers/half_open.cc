@@ -1,32 +1,21 @@
 // half_open.cc: see half_open.h.
 #include "providers/libfabric/peers/half_open.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstring>
 #include <vector>
 
 #include "base/clock.h"
-#include "providers/libfabric/peers/orphans.h"
+#include "providers/libfabric/peers/streams.h"
 
 namespace asyncfabric::libfabric {
 namespace {
 
 // What opens a connection of libfabric's `net`; who means it sends an introduction behind it at once.
 constexpr uint64_t kRequestBytes = 40;
-
-// The head of the kernel's tcp_info as of Linux 4.1, which the C library's may not reach: newer ones do.
-struct TcpFacts {
-  uint8_t known[104];
-  uint64_t pacing_rate, max_pacing_rate, bytes_acked, bytes_received;
-};
-static_assert(offsetof(TcpFacts, bytes_received) == 128);
 
 struct Silent {
   int fd;
@@ -38,14 +27,9 @@ struct Silent {
 std::vector<Silent> silent_connections(const std::string& name) {
   std::vector<Silent> found;
   for (const int fd : connections_to(name)) {
-    TcpFacts facts{};
-    socklen_t size = sizeof facts;
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &facts, &size) != 0 || size < sizeof facts) continue;
-    uint32_t silent_ms = 0;
-    std::memcpy(&silent_ms, facts.known + offsetof(tcp_info, tcpi_last_data_recv), sizeof silent_ms);
-    if (facts.bytes_received <= kRequestBytes)
-      found.push_back({fd, silent_ms, facts.bytes_received == kRequestBytes,
-                       facts.known[offsetof(tcp_info, tcpi_state)] != TCP_ESTABLISHED});
+    StreamFacts facts;
+    if (look_at(fd, &facts) && facts.bytes_received <= kRequestBytes)
+      found.push_back({fd, facts.silent_ms, facts.bytes_received == kRequestBytes, !facts.established});
   }
   return found;
 }

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -26,11 +28,20 @@ class InboundList {
     RailAddress sender;
     uint64_t answered = 0;    // newest fence number it answered
     Clock::time_point asked;  // when it was looked after, if it has not answered since
+    std::string stream;       // the far end of the stream that it comes over, by its own word; empty: unknown
+    bool streamless = false;  // no stream of it was left when it was asked last, and it has not answered since
     bool gone = false;
   };
 
-  // False: known, or there is no room.
+  // What those have done who named a stream as theirs.
+  struct Claim {
+    bool answered = true;
+    bool shut_out = false;
+  };
+
+  // False: known, and on a new stream now, or there is no room.
   bool add(uint64_t connection, RailAddress sender) {
+    if (One* known = find(connection)) known->stream.clear();
     if (found_.size() >= kMost || find(connection) != nullptr) return false;
     One& one = found_.emplace_back();
     one.connection = connection;
@@ -56,10 +67,12 @@ class InboundList {
     }
   }
 
-  void answer(uint64_t connection, uint64_t number, bool gone) {
+  void answer(uint64_t connection, uint64_t number, bool gone, std::string_view stream) {
     One* one = find(connection);
     if (one == nullptr) return;
     one->asked = {};
+    one->streamless = false;
+    if (!stream.empty()) one->stream = stream;
     if (gone)
       one->gone = true;
     else
@@ -69,6 +82,38 @@ class InboundList {
   static bool is_open(const One& one, uint64_t number) { return !one.gone && one.answered < number; }
   bool any_open(uint64_t number) const {
     return std::any_of(found_.begin(), found_.end(), [number](const One& one) { return is_open(one, number); });
+  }
+  // When the first of those was asked that have not answered.
+  Clock::time_point asked_since(uint64_t number, Clock::time_point now) const {
+    for (const One& one : found_)
+      if (is_open(one, number) && one.asked != Clock::time_point{}) now = std::min(now, one.asked);
+    return now;
+  }
+  bool only_streamless_open(uint64_t number) const {
+    return std::all_of(found_.begin(), found_.end(),
+                       [number](const One& one) { return !is_open(one, number) || one.streamless; });
+  }
+  template <class ShutOut>
+  std::unordered_map<std::string, Claim> claims(uint64_t number, ShutOut is_shut_out) const {
+    std::unordered_map<std::string, Claim> found;
+    for (const One& one : found_) {
+      if (one.stream.empty()) continue;
+      Claim& claim = found[one.stream];
+      claim.answered = claim.answered && !is_open(one, number);
+      claim.shut_out = claim.shut_out || is_shut_out(one);
+    }
+    return found;
+  }
+  // None of those that have not answered has a stream left, so nothing of them is on its way. One that lives may open another: unless it is
+  // dead it is asked again by the next fence.
+  template <class Dead>
+  void conclude(uint64_t number, Dead is_dead) {
+    std::erase_if(found_, [&](One& one) {
+      if (!is_open(one, number)) return false;
+      one.answered = number;
+      one.streamless = true;
+      return static_cast<bool>(is_dead(one.sender));
+    });
   }
   // The stream of one that is gone may still bring what the kernel holds.
   bool any_gone_lately(Clock::time_point now) const {

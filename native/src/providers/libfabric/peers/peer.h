@@ -7,6 +7,7 @@
 
 #include "provider/provider.h"
 #include "providers/libfabric/device/fids.h"
+#include "providers/libfabric/peers/streams.h"
 #include "providers/libfabric/peers/wire.h"
 #include "providers/libfabric/transfers/contexts.h"
 
@@ -16,8 +17,10 @@ struct PeerState {
   RailAddress remote;
   uint64_t connection = 0;   // random; names this connection in introductions and fences
   EndpointPtr own_endpoint;  // when the profile gives each peer its own
+  std::string own_name;      // of that
   fid_ep* endpoint = nullptr;
   fi_addr_t address = FI_ADDR_UNSPEC;
+  Stream stream;               // that libfabric opened to it, where that could be found out
   ContextList requests;        // posted and not reported, in order
   Context* backlog = nullptr;  // the first of them that libfabric has not taken
   uint64_t last_sequence = 0;  // given to the newest submitted request
@@ -31,7 +34,10 @@ struct PeerState {
   uint32_t outstanding = 0;
   uint32_t submitted = 0;
   uint64_t next_probe_ns = 0;  // when a broken connection is looked into again
-  uint64_t next_knock_ns = 0;  // until it takes its first request: when to ask whether anybody listens there
+  // Until it takes its first request:
+  uint64_t first_try_ns = 0;
+  uint64_t next_try_ns = 0;    // the longer it does not, the more rarely it is tried
+  uint64_t next_knock_ns = 0;  // when to ask whether anybody listens there
   // Its stream broke and nothing shows yet whether it lives: requests that failed with the stream are kept until something does, or until
   // then. 0: no doubt.
   uint64_t doubted_until_ns = 0;

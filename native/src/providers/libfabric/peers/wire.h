@@ -29,11 +29,12 @@ struct MemoryKey {
 
 // First bytes of every two-sided message of this provider.
 enum class MessageKind : uint8_t {
-  kPayload = 1,      // number: the sender's connection; the engine's bytes follow
-  kIntroduce = 2,    // the sender's RailAddress follows: it may write to us from now on
-  kFenceAsk = 3,     // number: answer when everything you wrote to me before this has left
-  kFenceAnswer = 4,  // number: of the ask
-  kFenceGone = 5,    // that connection was closed by its sender
+  kPayload = 1,    // number: the sender's connection; the engine's bytes follow
+  kIntroduce = 2,  // the sender's RailAddress follows: it may write to us from now on
+  kFenceAsk = 3,   // number: answer when everything you wrote to me before this has left
+  kFenceAnswer =
+      4,  // number: of the ask, 0 behind an introduction. Behind the connection: our end of the stream that it leaves on
+  kFenceGone = 5,  // that connection was closed by its sender
 };
 struct MessageHead {
   MessageKind kind = MessageKind::kPayload;

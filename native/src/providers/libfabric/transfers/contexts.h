@@ -29,6 +29,7 @@ struct Context {
   bool barrier = false;       // submitted only when everything before it completed
   bool submitted = false;     // libfabric has it
   bool done = false;          // libfabric gave it back, or never got it
+  bool unmet = false;         // a message to a peer that had not taken anything yet
   WorkRequest request;        // kept for requests that could not be submitted at once
 };
 

@@ -11,7 +11,7 @@ namespace asyncfabric::libfabric {
 namespace {
 
 constexpr size_t kScratchBytes = 4096;
-constexpr size_t kSendSlots = 512;
+constexpr size_t kSendSlots = 1024;
 constexpr size_t kReservedSends = 64;
 constexpr size_t kReceiveSlots = 128;
 constexpr size_t kMappedBytes = kScratchBytes + (kSendSlots + kReceiveSlots) * kSlotBytes;

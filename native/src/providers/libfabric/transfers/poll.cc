@@ -14,6 +14,12 @@ namespace asyncfabric::libfabric {
 namespace {
 
 constexpr size_t kReadAtOnce = 64;
+bool introduces(const Context& context) {
+  MessageHead head;
+  return !context.reported && context.payload != nullptr && parse(context.payload, kMessageHeadBytes, &head) &&
+         head.kind == MessageKind::kIntroduce;
+}
+
 constexpr uint64_t kProbeAgainNs = 20'000'000;
 constexpr uint64_t kDoubtProbeNs = 2'000'000;
 constexpr uint64_t kDoubtNs = 10'000'000'000;  // the engine's heartbeats find the dead sooner
@@ -50,6 +56,7 @@ void LibfabricRail::retire(Context& context) {
     event.tag = context.tag;
     emit(event, nullptr);
   }
+  unmet_sends_ -= context.unmet ? 1 : 0;
   if (context.payload != nullptr) buffers_->give_send_slot(context.payload);
   contexts_->give(&context);
 }
@@ -66,6 +73,7 @@ void LibfabricRail::finish(Context& context, Status status) {
   context.done = true;
   context.status = status;
   if (status.kind == StatusKind::kPeer) end_doubt(peer, StatusCode::kPeerDead);
+  if (status.ok() && !peer.closed && introduces(context)) (void)send_answer(peer, 0);
   if (held) {
     --peer.submitted;
     peer.open_bytes -= context.bytes;
@@ -142,11 +150,7 @@ void LibfabricRail::rebuild(PeerState& peer) {
   peer.backlog = nullptr;  // the introduction may wait there
   while (!peer.requests.empty()) finish(*peer.requests.head, status);
   peer.broken = false;
-  std::string detail;
-  if (device_->open_endpoint(&peer.own_endpoint, &detail).ok()) {
-    peer.endpoint = peer.own_endpoint.get();
-    return;
-  }
+  if (open_own_endpoint(peer).ok()) return;
   peer.endpoint = nullptr;
   lose(peer);
 }

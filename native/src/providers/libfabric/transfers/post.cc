@@ -18,6 +18,8 @@ constexpr uint64_t kAskBytes = 256 * 1024;
 constexpr size_t kReserved = 256;  // contexts for the rail's own messages, without which others might never complete
 constexpr size_t kUrgent = 64;     // of them for signs of life, and for one peer at most
 constexpr uint64_t kKnockNs = 20'000'000;  // several times what a connection takes on one host
+constexpr uint64_t kLongestPauseNs = 5'000'000;
+constexpr uint32_t kMostUnmet = 448;  // messages to peers that have not taken any yet: strangers leave room for others
 
 }  // namespace
 
@@ -29,11 +31,13 @@ Status LibfabricRail::check(const WorkRequest& request) const {
 
 Context* LibfabricRail::enlist(PeerState& peer, const WorkRequest& request, bool internal) {
   const size_t extra = request.urgent ? kUrgent : 0;
+  const bool unmet = peer.last_sequence == 0;
   if (!internal && (peer.outstanding >= kMaxPerPeer + extra || contexts_->available() <= kReserved - extra))
     return nullptr;
   uint8_t* payload = nullptr;
   if (request.kind == WorkKind::kSend) {
-    payload = buffers_->take_send_slot(internal || request.urgent);
+    if (unmet && unmet_sends_ >= kMostUnmet) return nullptr;
+    payload = buffers_->take_send_slot((internal || request.urgent) && !unmet);
     if (payload == nullptr) return nullptr;
   }
   Context* context = contexts_->take();
@@ -43,6 +47,8 @@ Context* LibfabricRail::enlist(PeerState& peer, const WorkRequest& request, bool
   }
   context->peer = &peer;
   context->payload = payload;
+  context->unmet = unmet && payload != nullptr;
+  unmet_sends_ += context->unmet ? 1 : 0;
   context->tag = request.tag;
   context->bytes = request.kind == WorkKind::kSend ? 0 : request.length;
   context->status = Status();
@@ -246,7 +252,7 @@ void LibfabricRail::knock(PeerState& peer) {
     return;
   const uint64_t now = now_ns();
   if (now < peer.next_knock_ns) return;
-  if (peer.next_knock_ns != 0 && refuses_connections(peer.remote)) lose(peer);
+  if (peer.next_knock_ns != 0 && nobody_listens(peer.remote)) lose(peer);
   peer.next_knock_ns = now + kKnockNs;
 }
 
@@ -283,10 +289,16 @@ void LibfabricRail::advance_backlog(PeerState& peer, uint32_t* budget) {
       return;
     }
     if (!has_room(peer, *context)) return;
+    if (context->barrier) name_stream(*context);
     const ssize_t error = submit(*context, context->request);
     if (error == -FI_EAGAIN) {
       if (stream_vanished(peer)) break_stream(peer, diagnose(peer, FI_ECONNRESET));
       knock(peer);
+      if (peer.last_sequence == 0) {
+        const uint64_t now = now_ns();
+        if (peer.first_try_ns == 0) peer.first_try_ns = now;
+        peer.next_try_ns = now + std::min((now - peer.first_try_ns) / 8, kLongestPauseNs);
+      }
       return;
     }
     --*budget;
@@ -298,7 +310,9 @@ void LibfabricRail::advance_backlog(PeerState& peer, uint32_t* budget) {
 void LibfabricRail::advance_backlogs() {
   if (backlogged_.empty()) return;
   uint32_t budget = post_limits_.posts_per_pass != 0 ? post_limits_.posts_per_pass : ~0u;
-  for (PeerState* peer : backlogged_) advance_backlog(*peer, &budget);
+  const uint64_t now = now_ns();
+  for (PeerState* peer : backlogged_)
+    if (now >= peer->next_try_ns) advance_backlog(*peer, &budget);
   std::erase_if(backlogged_, [](PeerState* peer) {
     if (peer->backlog == nullptr) peer->in_backlog = false;
     return !peer->in_backlog;
