@@ -1,9 +1,9 @@
 """What others cost who has nothing to do with them: registering, releasing, statistics and writes beside strangers.
 
 `python tests/attackers/nuisances.py [--rail local] [--turns 7] [--beside NAME] [--open]`. In each turn the same work is
-timed in quiet, and beside a stranger that connected and stays mute, a peer that is stopped, and 1,000 hellos that are
-never finished. Prints medians in microseconds, the median of the ratios to quiet, turn by turn, and the longest of all;
-behind that, how many releases ended in quarantine.
+timed in quiet, and beside a stranger that connected and stays mute, a peer that is stopped, 1,000 hellos that are never
+finished over one connection, and 200 over one each. Prints medians in microseconds, the median of the ratios to quiet,
+turn by turn, and the longest of all; behind that, how many releases ended in quarantine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from siege import Program
 from tcp_client import TcpClient
 
 ROUNDS = 20
-HELLOS = 1000
+HELLOS, CROWD = 1000, 200
 BOUND = 1.5
 
 
@@ -36,11 +36,12 @@ def hold(mode: str, address: str, secret: str) -> None:
     """Be the stranger until killed; prints a line once it is one."""
     os.nice(19)  # what it does is measured, not who gets the cores
     target, dice = Target.parse(bytes.fromhex(address)), random.Random(1)
-    client = CLIENTS[target.protocol.decode()](target)
-    if isinstance(client, TcpClient):
-        client.send(client.introduction())
+    clients = [CLIENTS[target.protocol.decode()](target) for _ in range(CROWD if mode == "crowd" else 1)]
+    for client in clients:
+        if isinstance(client, TcpClient):
+            client.send(client.introduction())
     while True:
-        for _ in range(HELLOS if mode == "hellos" else 0):
+        for client in clients * {"mute": 0, "hellos": HELLOS, "crowd": 1}[mode]:
             ours = replace(client.ours, incarnation=dice.getrandbits(63) | 1)
             with suppress(OSError):  # the target takes no more, or ended the connection
                 client.send_message(Claimant(ours, target, bytes.fromhex(secret)).hello())
@@ -87,6 +88,7 @@ def measure(
             "stopped peer": lambda: stopped(peer),
             # With the secret each is answered and waited for, and never finished; without it each is refused.
             "1,000 half-open hellos": lambda: stranger("hellos", address, secret),
+            "200 half-open connections": lambda: stranger("crowd", address, secret),
             "1,000 wrong hellos": lambda: stranger("hellos", address, secrets.token_hex(32)),
         }
         chosen = ("quiet", *names) if names else tuple(nuisances)

@@ -11,7 +11,6 @@ import secrets
 import subprocess
 import sys
 from functools import partial
-from typing import Any
 
 import pytest
 import trio
@@ -85,25 +84,19 @@ def test_what_wakes_a_peer_cannot_be_taken_from_it(attack: str) -> None:
     assert besiege("local", 6.0, seed=1, names=attack)["broken"] == []
 
 
-STRANGER = "mute stranger"
-STOPPED, HALF_OPEN, WRONG = "stopped peer", "1,000 half-open hellos", "1,000 wrong hellos"
+NUISANCES = (
+    "mute stranger",
+    "stopped peer",
+    "1,000 half-open hellos",
+    "200 half-open connections",
+    "1,000 wrong hellos",
+)
 LONGEST_US = 2e6  # of one call; the figures are those of `nuisances.py`, and want a quiet machine
-SLOW = {
-    ("local", HALF_OPEN): "connections back to who does not accept them hold up the control thread",
-    ("tcp:lo", STOPPED): "each release waits for the stopped peer, and ends in quarantine",
-    ("tcp:lo", HALF_OPEN): "connections back hold up the control thread; releases wait for each",
-}
-
-
-def nuisances() -> list[Any]:
-    """Return each rail with each nuisance; those that are known to be slow are allowed to be."""
-    known = partial(pytest.mark.xfail, strict=False, raises=(AssertionError, Hung))
-    pairs = [(rail, beside) for rail in RAILS for beside in (STRANGER, STOPPED, HALF_OPEN, WRONG)]
-    return [pytest.param(*one, marks=[known(reason=SLOW[one])] if one in SLOW else []) for one in pairs]
 
 
 @pytest.mark.skipif(IN_RXE, reason="too slow to show what waits")
-@pytest.mark.parametrize(("rail", "beside"), nuisances())
+@pytest.mark.parametrize("beside", NUISANCES)
+@pytest.mark.parametrize("rail", RAILS)
 def test_nobody_waits_for_others(rail: str, beside: str) -> None:
     found = measure(rail, 1, secrets.token_hex(32), (beside,), rounds=3)[beside][0]
     assert found.pop("quarantined") == []

@@ -278,7 +278,7 @@ Status NativeEngine::submit_close(uint64_t cookie, bool cancel_unposted) {
 // What waits for peers is answered first; each of these waits has its deadline.
 void NativeEngine::close_behind_waits(uint64_t cookie, bool again, bool cancel_unposted) {
   if (core_.rail_calls != 0)
-    return core_.control.post_later(RailCalls::kFirstPauseNs,
+    return core_.control.post_later(Pauses::kFirstNs,
                                     [=, this] { close_behind_waits(cookie, again, cancel_unposted); });
   const Moment moment(core_);
   if (again)

@@ -42,6 +42,7 @@ constexpr uint64_t kLongestNapNs = 5'000'000;
 constexpr uint64_t kIdleNapNs = 20'000'000;     // what naps grow to within a second of silence
 constexpr uint64_t kLoopNaps = 10;              // naps are so much longer while the loop has the rails
 constexpr uint64_t kControlTurnNs = 1'000'000;  // the first look of a control call that waits for peers
+constexpr uint64_t kStrangersTurnNs = 50'000;   // likewise, of what a stranger asks for
 constexpr uint64_t kQuarantineLookNs = 500'000'000;
 constexpr uint64_t kPulseNs = 50'000'000;
 constexpr uint64_t kBulkBytes = 256 * 1024;  // completions of so much may reach the loop a few passes later
@@ -257,10 +258,18 @@ struct Core {
   void fail_parked_on(Peer& peer, KeyTable::Slot* key, Status status, const std::string& why = {});
 
   // handshake.cc
-  void wire_peer(PeerId id);  // control thread
+  struct Wiring;
+  void wire_peer(PeerId id);  // this one and the next three: control thread
+  bool choose_protocol(Wiring& wiring) const;
+  void go_on_wiring(const std::shared_ptr<Wiring>& wiring);
+  void wired(Wiring& wiring);
+  static uint64_t connect_patience(const RailState& rail, const Pauses& pauses, uint64_t left_ns, uint64_t first_ns) {
+    return !rail.capabilities.resumes_connect ? left_ns : pauses.latest_ns == 0 ? std::min(left_ns, first_ns) : 0;
+  }
   void send_hello(Peer& peer);
   void on_hello(const MessageHeader& header, std::string_view payload, Inbound inbound);
   void on_welcome(Peer& peer, const MessageHeader& header, std::string_view payload);
+  static bool is_answered(Peer& peer, uint64_t their_lane);
   void answer_hello(Peer& peer, uint64_t their_lane);
   void send_welcome(Peer& peer, uint64_t their_lane);
 
@@ -270,7 +279,7 @@ struct Core {
   bool unseal_message(const MessageHeader& header, Inbound inbound, std::string_view* payload) const;
   bool belongs(Peer& peer, Inbound inbound);
   bool admit(Peer& peer, Inbound inbound);
-  bool has_room_for_hello() const;
+  bool has_room_for_hello(Inbound inbound) const;
   void challenge(Peer& peer, uint64_t their_lane);
   void on_challenge(const MessageHeader& header, std::string_view payload, Inbound inbound);
   void on_proof(const MessageHeader& header, std::string_view payload, Inbound inbound);
@@ -279,7 +288,12 @@ struct Core {
   Peer* peer_behind(const MessageHeader& header);
   void refuse_hello(const MessageHeader& hello, const AddressBlob& from, const secret::Nonce& nonce,
                     SecretMismatch why);
-  void connect_refusal(uint64_t number, const AddressBlob& to);  // control thread
+  struct RefusalPath {
+    uint64_t number = 0, until_ns = 0;
+    AddressBlob to;
+    Pauses pauses;
+  };
+  void connect_refusal(const std::shared_ptr<RefusalPath>& path);  // control thread
   void advance_refusals(uint64_t now);
 
   // key_verdicts.cc

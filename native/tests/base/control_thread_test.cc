@@ -1,8 +1,12 @@
 // control_thread_test.cc: registration and connecting may take as long as they like; transfers go on meanwhile. The rail below does its
 // control calls only when the test opens its gate, as a NIC that pins gigabytes or waits for an answer would.
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
+#include <future>
 #include <mutex>
 
+#include "engine/control.h"
 #include "rigs/engine_pair.h"
 
 namespace asyncfabric::testing {
@@ -109,6 +113,26 @@ void expect_writes_go_on(Pair& pair, RegionId from, KeyId key) {
     EXPECT_TRUE(pair.a->done[write].status.ok());
   }
   EXPECT_TRUE(gate().someone_waits());
+}
+
+TEST(ControlThread, WhatStrangersAskForStandsBehindWhatOthersDo) {
+  Control control;
+  std::string detail;
+  ASSERT_TRUE(control.start(&detail).ok()) << detail;
+  gate().close();
+  control.post([] { gate().pass(); });
+  std::vector<int> order;  // strangers are negative
+  for (int i = 1; i <= 3; ++i) control.post_behind([&order, i] { order.push_back(-i); });
+  for (int i = 1; i <= 20; ++i) control.post([&order, i] { order.push_back(i); });
+  std::promise<void> last;
+  control.post_behind([&last] { last.set_value(); });
+  gate().open();
+  ASSERT_EQ(last.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  ASSERT_EQ(order.size(), 23u);
+  const auto first = std::find(order.begin(), order.end(), -1) - order.begin();
+  EXPECT_GT(first, 10) << "a stranger is served before others";
+  EXPECT_LT(first, 20) << "a stranger is never served while others ask";
+  EXPECT_EQ(std::vector<int>(order.end() - 2, order.end()), (std::vector<int>{-2, -3}));
 }
 
 TEST(ControlThread, WritesGoOnWhileARegistrationTakesItsTime) {

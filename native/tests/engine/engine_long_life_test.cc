@@ -27,10 +27,11 @@ TEST(LongLife, ThoseThatRestAreKeptForAWhileAndLookedAtByNobody) {
   std::vector<PeerId> forgotten;
   const auto rests = [](Peer& peer) { return peer.ended(); };
   const auto forget = [&](const Peer& peer) { forgotten.push_back(peer.id); };
-  peers.add();  // lives on
+  peers.add().was_connected = true;  // lives on
   for (PeerId id = 2; id <= kMany; ++id) {
     Peer& peer = peers.add();
     ASSERT_EQ(peer.id, id);
+    peer.was_connected = true;
     peer.state = id % 2 == 0 ? PeerState::kLost : PeerState::kDisconnected;
     peers.lay_down(rests, forget);
     ASSERT_EQ(peers.awake(), 1u);

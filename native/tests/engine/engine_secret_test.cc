@@ -211,6 +211,36 @@ TEST_P(Secrets, OthersGetAnErrorAtOnceAndNoEntry) {
   }
 }
 
+// It costs a connection of ours each, so whoever wants many entries has to open many.
+TEST_P(Secrets, AConnectionHasOneHelloThatIsNotFinished) {
+  Pair pair(with_secret(rail(), kSecret));
+  const AddressBlob target = parts_of(pair.b->engine->address());
+  Attacker attacker(rail(), target);
+  RailPeer& path = attacker.reach(target);
+  const auto send = [&](RailPeer& over, uint64_t sender) {
+    attacker.send(over, hello(kSecret, attacker.address(sender), sender, target));
+  };
+  const auto challenged = [&](uint64_t sender) {
+    attacker.poll();
+    return std::any_of(attacker.received.begin(), attacker.received.end(), [&](const std::string& bytes) {
+      MessageHeader header;
+      std::string_view payload;
+      return decode_header(bytes, &header, &payload) && header.type == MessageType::kChallenge &&
+             header.target == sender;
+    });
+  };
+  send(path, 1001);
+  EXPECT_TRUE(pair.until([&] { return challenged(1001); }));
+  for (uint64_t sender = 1002; sender < 1010; ++sender) send(path, sender);
+  settle(pair, attacker, 8);
+  EXPECT_FALSE(challenged(1002));
+  send(attacker.reach(target), 1010);
+  EXPECT_TRUE(pair.until([&] { return challenged(1010); }));
+  EXPECT_TRUE(pair.b->engine->peers().empty()) << "who has only sent hello is no peer";
+  pair.connect(*pair.a, *pair.b);
+  EXPECT_EQ(pair.b->engine->peers().size(), 1u);
+}
+
 TEST_P(Secrets, WithoutAHelloNothingIsServed) {
   Pair pair(with_secret(rail(), kSecret));
   const CounterId counter = pair.open_counter(*pair.b, 7);

@@ -32,6 +32,33 @@ void expect_service(Endpoint& endpoint) {
   EXPECT_EQ(endpoint.messages.back(), "still there?");
 }
 
+// One that never accepts costs its callers a look, and the next call goes on with what the first began.
+TEST(LocalCrowd, ConnectingDoesNotWaitForTheOtherSide) {
+  const std::string name = "af-test-mute-" + std::to_string(getpid());
+  UniqueFd listener;
+  ASSERT_TRUE(local::listen_abstract(name, &listener).ok());
+  const std::string mute =
+      local::encode_address({local::host_identity(), getpid(), local::process_start(getpid()), 1, name});
+  Endpoint guest, hub;
+  std::unique_ptr<RailPeer> peer;
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(guest.rail->connect(mute, 0, &peer).code, StatusCode::kBusy);
+  const auto accept = [&] {
+    return UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  };
+  UniqueFd accepted = accept();
+  EXPECT_TRUE(accepted);
+  EXPECT_FALSE(accept()) << "each call opened a connection";
+  Status status = StatusCode::kBusy;
+  EXPECT_TRUE(eventually({&hub}, [&] {
+    status = guest.rail->connect(hub.rail->address(), 0, &peer);
+    return status.code != StatusCode::kBusy;
+  }));
+  EXPECT_TRUE(status.ok()) << "others connect meanwhile";
+  accepted.reset();
+  std::unique_ptr<RailPeer> none;
+  EXPECT_EQ(guest.rail->connect(mute, 0, &none).code, StatusCode::kPeerUnreachable);
+}
+
 TEST(LocalCrowd, SixtyFourRailsConnectBothWays) {
   Endpoint hub;
   std::vector<std::unique_ptr<Endpoint>> guests;

@@ -67,12 +67,16 @@ bool Core::admit(Peer& peer, Inbound inbound) {
   return true;
 }
 
-bool Core::has_room_for_hello() const {
-  return Admission::kMostUnfinished >
-         static_cast<size_t>(std::count_if(peers.begin(), peers.end(), [](const auto& peer) {
-           const bool mute = peer->state == PeerState::kConnected && !peer->met && !peer->reports_loss;
-           return !peer->active && (peer->state == PeerState::kConnecting || mute);
-         }));
+// A connection is of one sender: while its first hello is not finished, it brings those of no other.
+bool Core::has_room_for_hello(Inbound inbound) const {
+  size_t unfinished = 0;
+  for (const auto& peer : peers) {
+    const bool mute = peer->state == PeerState::kConnected && !peer->met && !peer->reports_loss;
+    if (peer->active || (peer->state != PeerState::kConnecting && !mute)) continue;
+    if (inbound.second != 0 && peer->hello_came_over == inbound) return false;
+    ++unfinished;
+  }
+  return unfinished < Admission::kMostUnfinished;
 }
 
 // Over the lane of ours that answers theirs; behind their first one over all of ours that are not admitted there, of which they may have fewer.
@@ -205,29 +209,37 @@ void Core::refuse_hello(const MessageHeader& hello, const AddressBlob& from, con
   refusal.number = admission.next_refusal++;
   refusal.until_ns = now_ns() + Admission::kRefusalNs;
   next_tick_ns = 0;
-  control.post([this, number = refusal.number, from] { connect_refusal(number, from); });
+  const auto path = std::make_shared<RefusalPath>();
+  path->number = refusal.number;
+  path->until_ns = now_ns() + Admission::kRefusalConnectNs;
+  path->to = from;
+  control.post_behind([this, path] { connect_refusal(path); });
   admission.refusals.push_back(std::move(refusal));
 }
 
-void Core::connect_refusal(uint64_t number, const AddressBlob& to) {
-  std::unique_ptr<RailPeer> path;
+void Core::connect_refusal(const std::shared_ptr<RefusalPath>& path) {
+  std::unique_ptr<RailPeer> handle;
   uint32_t rail = 0;
-  for (const AddressBlob::RailPart& part : to.rails) {
-    for (rail = 0; rail < rails.size() && path == nullptr; ++rail) {
-      const bool fits =
-          rails[rail]->protocol == part.protocol && (!rails[rail]->capabilities.same_host_only || to.host == host);
+  for (const AddressBlob::RailPart& part : path->to.rails) {
+    for (rail = 0; rail < rails.size() && handle == nullptr; ++rail) {
+      const bool fits = rails[rail]->protocol == part.protocol &&
+                        (!rails[rail]->capabilities.same_host_only || path->to.host == host);
       if (!fits) continue;
-      (void)at_rail(rail, [&](Rail& each) { return each.connect(part.address, Admission::kRefusalConnectNs, &path); });
-      if (path != nullptr) break;
+      const uint64_t patience =
+          connect_patience(*rails[rail], path->pauses, Admission::kRefusalConnectNs, kStrangersTurnNs);
+      const Status status = at_rail(rail, [&](Rail& each) { return each.connect(part.address, patience, &handle); });
+      if (status.code == StatusCode::kBusy && now_ns() < path->until_ns)
+        return control.post_later(path->pauses.next_ns(), [this, path] { connect_refusal(path); });
+      if (handle != nullptr) break;
     }
-    if (path != nullptr) break;
+    if (handle != nullptr) break;
   }
-  if (path == nullptr) return;
+  if (handle == nullptr) return;
   const Moment moment(*this);
   for (Admission::Refusal& refusal : admission.refusals)
-    if (refusal.number == number) {
+    if (refusal.number == path->number) {
       refusal.rail = rail;
-      refusal.path = std::move(path);
+      refusal.path = std::move(handle);
     }
   next_tick_ns = 0;
 }

@@ -8,6 +8,7 @@
 // Hellos are repeated until the deadline, so a lost one is not a hang; duplicates and crossing connects are harmless, because each
 // side answers every hello and a connection carries only its owner's sends.
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "base/bytes.h"
@@ -23,13 +24,6 @@ namespace {
 constexpr const char* kPreference[] = {"local", "cuda", "verbs", "efa", "tcp"};
 constexpr const char* kAutomaticPreference[] = {"cuda", "local", "verbs", "efa", "tcp"};
 
-struct Wiring {
-  std::vector<Lane> lanes;
-  std::string protocol;
-  std::string apart;  // a protocol that both have, for processes of one host, which the two are not
-  Status status = StatusCode::kPeerUnreachable;
-};
-
 std::string why_no_rail(const std::string& apart) {
   const std::string found = "the peer and this fabric have no rail of the same protocol that can reach across";
   if (apart.empty()) return found;
@@ -44,58 +38,94 @@ std::string no_descriptor() {
   return descriptors_ran_out() ? "; this process has no file descriptor left (ulimit -n)" : "";
 }
 
-// Control thread: opens the lanes to a peer over the best protocol that both have.
-void Core::wire_peer(PeerId id) {
+// The lanes to a peer as they are opened, over the best protocol that both have. A rail that waits for the peer's word is asked for a moment,
+// and again later. Control thread.
+struct Core::Wiring {
+  PeerId id = 0;
+  uint64_t deadline_ns = 0;
   AddressBlob remote;
-  uint64_t deadline = 0;
+  std::vector<std::string> protocols;  // that were not tried, the best one last
+  std::string protocol;
+  std::vector<uint32_t> ours, theirs;  // rails of it
+  std::vector<Lane> lanes;
+  std::string apart;  // a protocol that both have, for processes of one host, which the two are not
+  Status status = StatusCode::kPeerUnreachable;
+  Pauses pauses;
+  uint64_t first_turn_ns = kStrangersTurnNs;
+};
+
+void Core::wire_peer(PeerId id) {
+  const auto wiring = std::make_shared<Wiring>();
+  wiring->id = id;
   {
     const Moment moment(*this);
     Peer* peer = find_peer(id);
     if (peer == nullptr || peer->state != PeerState::kConnecting || peer->wired) return;
-    if (!decode_address(peer->address, &remote)) return;
-    deadline = peer->connect_until_ns;
+    if (!decode_address(peer->address, &wiring->remote)) return;
+    wiring->deadline_ns = peer->connect_until_ns;
+    if (peer->active) wiring->first_turn_ns = kControlTurnNs;
   }
   make_descriptor_room();
   const auto& preference = config.automatic ? kAutomaticPreference : kPreference;
-  std::vector<std::string> protocols(std::begin(preference), std::end(preference));
+  std::vector<std::string>& protocols = wiring->protocols;
+  protocols.assign(std::begin(preference), std::end(preference));
   for (const auto& rail : rails)
     if (std::find(protocols.begin(), protocols.end(), rail->protocol) == protocols.end())
       protocols.push_back(rail->protocol);
+  std::reverse(protocols.begin(), protocols.end());
+  go_on_wiring(wiring);
+}
 
-  Wiring wiring;
-  for (const std::string& protocol : protocols) {
+// The next protocol that both have; false: there is none.
+bool Core::choose_protocol(Wiring& wiring) const {
+  while (!wiring.protocols.empty()) {
+    const std::string protocol = std::move(wiring.protocols.back());
+    wiring.protocols.pop_back();
     std::vector<uint32_t> ours, theirs;
     for (uint32_t i = 0; i < rails.size(); ++i)
-      if (rails[i]->protocol == protocol && (!rails[i]->capabilities.same_host_only || remote.host == host))
+      if (rails[i]->protocol == protocol && (!rails[i]->capabilities.same_host_only || wiring.remote.host == host))
         ours.push_back(i);
-    for (uint32_t i = 0; i < remote.rails.size(); ++i)
-      if (remote.rails[i].protocol == protocol) theirs.push_back(i);
-    if (ours.empty() || theirs.empty()) {
-      const auto same = [&](const auto& rail) { return rail->protocol == protocol; };
-      if (!theirs.empty() && std::any_of(rails.begin(), rails.end(), same)) wiring.apart = protocol;
-      continue;
+    for (uint32_t i = 0; i < wiring.remote.rails.size(); ++i)
+      if (wiring.remote.rails[i].protocol == protocol) theirs.push_back(i);
+    if (!ours.empty() && !theirs.empty()) {
+      wiring.lanes.clear();
+      wiring.protocol = protocol;
+      wiring.ours = std::move(ours);
+      wiring.theirs = std::move(theirs);
+      return true;
     }
-    wiring.lanes.clear();
-    wiring.protocol = protocol;
-    wiring.status = {};
-    for (size_t k = 0; k < std::max(ours.size(), theirs.size()) && wiring.status.ok(); ++k) {
-      Lane lane;
-      lane.rail = ours[k % ours.size()];
-      lane.remote_rail = theirs[k % theirs.size()];
-      const uint64_t now = now_ns();
-      lane.address = remote.rails[lane.remote_rail].address;
-      wiring.status = at_rail(lane.rail, [&](Rail& rail) {
-        return rail.connect(lane.address, deadline > now ? deadline - now : 0, &lane.handle);
-      });
-      wiring.lanes.push_back(std::move(lane));
-    }
-    if (wiring.status.ok()) break;
+    const auto same = [&](const auto& rail) { return rail->protocol == protocol; };
+    if (!theirs.empty() && std::any_of(rails.begin(), rails.end(), same)) wiring.apart = protocol;
   }
+  return false;
+}
 
+void Core::go_on_wiring(const std::shared_ptr<Wiring>& wiring) {
+  Wiring& now = *wiring;
+  while (now.status.ok() ? now.lanes.size() < std::max(now.ours.size(), now.theirs.size()) : choose_protocol(now)) {
+    const size_t k = now.lanes.size();
+    Lane lane;
+    lane.rail = now.ours[k % now.ours.size()];
+    lane.remote_rail = now.theirs[k % now.theirs.size()];
+    lane.address = now.remote.rails[lane.remote_rail].address;
+    const uint64_t time = now_ns(), left = now.deadline_ns > time ? now.deadline_ns - time : 0;
+    const uint64_t patience = connect_patience(*rails[lane.rail], now.pauses, left, now.first_turn_ns);
+    now.status = at_rail(lane.rail, [&](Rail& rail) { return rail.connect(lane.address, patience, &lane.handle); });
+    if (now.status.code == StatusCode::kBusy) {
+      now.status = {};
+      if (left != 0) return control.post_later(now.pauses.next_ns(), [this, wiring] { go_on_wiring(wiring); });
+      now.status = {StatusCode::kPeerUnreachable, ETIMEDOUT};
+    }
+    now.lanes.push_back(std::move(lane));
+  }
+  wired(now);
+}
+
+void Core::wired(Wiring& wiring) {
   const Moment moment(*this);
-  Peer* peer = find_peer(id);
-  if (peer == nullptr || peer->state != PeerState::kConnecting)
-    return;  // given up meanwhile; the lanes go with `wiring`
+  Peer* peer = find_peer(wiring.id);
+  if (peer == nullptr || peer->state != PeerState::kConnecting || peer->wired)
+    return;  // given up meanwhile, or wired by another job; the lanes go with `wiring`
   if (!wiring.status.ok()) {
     note_error(wiring.lanes.empty()
                    ? why_no_rail(wiring.apart)
@@ -106,7 +136,7 @@ void Core::wire_peer(PeerId id) {
   }
   peer->lanes = std::move(wiring.lanes);
   peer->protocol = wiring.protocol;
-  peer->same_host = remote.host == host;
+  peer->same_host = wiring.remote.host == host;
   peer->weights.clear();
   peer->reports_loss = true;
   for (const Lane& lane : peer->lanes) {
@@ -186,11 +216,14 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload, Inbou
       for (Lane& each : peer->lanes) each.welcomed = false;
     }
   }
-  if (peer == nullptr && !has_room_for_hello()) {  // its sender repeats it
+  if (peer == nullptr && !has_room_for_hello(inbound)) {  // its sender repeats it
     tallies.messages_refused.add(1);
     return;
   }
-  if (peer == nullptr) peer = &make_peer(header.sender, std::string(from_bytes));
+  if (peer == nullptr) {
+    peer = &make_peer(header.sender, std::string(from_bytes));
+    peer->hello_came_over = inbound;
+  }
   begin_life(*peer, hello.life);
   if (has_secret()) {
     peer->their_nonce = nonce;
@@ -213,7 +246,22 @@ void Core::on_hello(const MessageHeader& header, std::string_view payload, Inbou
   connect(*peer);
 }
 
+// Hellos are repeated, and an answer waits in its rail while nobody takes it.
+bool Core::is_answered(Peer& peer, uint64_t their_lane) {
+  constexpr uint64_t kFirstNs = 10'000'000, kLongestNs = 1'000'000'000;
+  const uint64_t now = now_ns(), lane = 1ull << their_lane;
+  if (now >= peer.next_answer_ns) {
+    peer.answer_gap_ns = peer.answer_gap_ns == 0 ? kFirstNs : std::min(peer.answer_gap_ns * 2, kLongestNs);
+    peer.next_answer_ns = now + peer.answer_gap_ns;
+    peer.answered_lanes = 0;
+  }
+  const bool answered = (peer.answered_lanes & lane) != 0;
+  peer.answered_lanes |= lane;
+  return answered;
+}
+
 void Core::answer_hello(Peer& peer, uint64_t their_lane) {
+  if (!peer.met && peer.rejects == 0 && is_answered(peer, their_lane)) return;
   const uint32_t lane = static_cast<uint32_t>(std::min<uint64_t>(their_lane, peer.lanes.size() - 1));
   if (peer.rejects != 0) {
     const uint64_t wanted = std::exchange(peer.rejects, 0);

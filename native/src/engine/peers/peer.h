@@ -41,6 +41,8 @@ constexpr uint64_t kMaxMaskedLanes = 64;  // lanes are bits of a mask
 constexpr uint32_t kMessageCredits = 64;  // user messages to a peer that its program has not taken yet
 
 struct Peer {
+  // All that is known of it is a hello, which anybody may send: statistics leave it out.
+  bool is_stranger() const { return !active && !was_connected; }
   bool ended() const { return state == PeerState::kLost || state == PeerState::kDisconnected; }
   // By disconnect() of this fabric, so the next use connects again; a goodbye of the peer leaves kPeerDead.
   bool disconnected_here() const {
@@ -61,10 +63,11 @@ struct Peer {
   std::string address;
   PeerState state = PeerState::kConnecting;
   Status lost_because;
-  bool wiring = false;   // the control thread is opening the lanes
-  bool wired = false;    // the lanes' handles exist
-  bool active = false;   // we want to connect (not only they to us)
-  bool greeted = false;  // a greeting left, so it may know of which opening our counters are
+  Inbound hello_came_over{};  // the one that made this entry
+  bool wiring = false;        // the control thread is opening the lanes
+  bool wired = false;         // the lanes' handles exist
+  bool active = false;        // we want to connect (not only they to us)
+  bool greeted = false;       // a greeting left, so it may know of which opening our counters are
   bool reports_loss = false;
   bool asynchronous = false;  // counted in Core::asynchronous_peers
   bool same_host = false;
@@ -76,7 +79,10 @@ struct Peer {
   std::vector<Op*> parked;                // waiting for the connection or for an attached key
   std::vector<uint64_t> connect_cookies;  // control calls to answer
   uint64_t welcome_due = 0;               // lanes of theirs that sent hello before our handles existed
-  uint64_t rejects = 0;                   // incarnation that they looked for at our address
+  uint64_t answered_lanes = 0;            // of theirs, since the time before next_answer_ns began
+  uint64_t next_answer_ns = 0;            // when they are answered again
+  uint64_t answer_gap_ns = 0;
+  uint64_t rejects = 0;  // incarnation that they looked for at our address
   secret::Nonce nonce = secret::fresh_nonce();
   secret::Nonce their_nonce{};         // of their entry for us, from their hello or challenge
   std::map<uint64_t, Inbound> proven;  // lane of theirs -> the connection that its proof came over
@@ -84,6 +90,7 @@ struct Peer {
   uint64_t connect_until_ns = 0;
   uint64_t next_hello_ns = 0;
   uint64_t hello_gap_ns = 0;
+  bool was_connected = false;
   bool met = false;        // a message shows that it knows our entry for it: the connection stands in both directions
   bool received = false;   // something of it since the last look
   uint64_t looked_ns = 0;  // last look at `received`; 0: we do not watch it now

@@ -50,10 +50,11 @@ class PeerList {
   size_t awake() const { return awake_.size(); }
   Peer& operator[](size_t index) const { return *awake_[index]; }  // of those, also while more are added
 
-  // All that are known, in the order in which they were met.
+  // Those that are known and more than a hello, in the order in which they were met.
   std::vector<const Peer*> all() const {
     std::vector<const Peer*> found;
-    for (const auto& [id, peer] : by_id_) found.push_back(peer);
+    for (const auto& [id, peer] : by_id_)
+      if (!peer->is_stranger()) found.push_back(peer);
     std::sort(found.begin(), found.end(), [](const Peer* one, const Peer* other) { return one->id < other->id; });
     return found;
   }

@@ -69,17 +69,20 @@ void Core::connect(Peer& peer) {
   if (peer.wiring || peer.wired) return;
   peer.wiring = true;
   next_tick_ns = 0;
-  control.post([this, id = peer.id] { wire_peer(id); });
+  const auto wire = [this, id = peer.id] { wire_peer(id); };
+  if (peer.active)
+    control.post(wire);
+  else
+    control.post_behind(wire);
 }
 
 void Core::activate(Peer& peer) {
   if (peer.active) return;
   peer.active = true;
   peer.connect_until_ns = now_ns() + config.connect_deadline_ns;
-  if (peer.wired)
-    send_hello(peer);
-  else
-    connect(peer);
+  if (peer.wired) return send_hello(peer);
+  peer.wiring = false;  // the job may stand among those of strangers
+  connect(peer);
 }
 
 void Core::connect_to(uint64_t cookie, const AddressBlob& blob, const std::string& bytes) {
@@ -99,6 +102,7 @@ void Core::connected(Peer& peer) {
   if (peer.state != PeerState::kConnecting) return;
   peer.state = PeerState::kConnected;
   peer.received = true;
+  peer.was_connected = true;
   peer.next_ping_ns = 0;
   next_tick_ns = 0;
   trace.point(TracePoint::kPeer, peer.id, static_cast<uint64_t>(peer.state));

@@ -14,7 +14,7 @@ void Core::unpin_key(KeyTable::Slot* slot) {
 // A peer that must answer may wait for a word of another of our rails, and all others for signs of life: so no rail is asked for long, and
 // the engine goes on in between.
 void Core::call_rails(const std::shared_ptr<RailCalls>& calls) {
-  const bool first = calls->pause_ns == 0;
+  const bool first = calls->pauses.latest_ns == 0;
   const uint64_t patience_ns = first ? kControlTurnNs : 0;
   rail_calls += first ? 1 : 0;
   std::erase_if(calls->rails, [&](uint32_t rail) {
@@ -26,7 +26,7 @@ void Core::call_rails(const std::shared_ptr<RailCalls>& calls) {
     return true;
   });
   if (!calls->rails.empty() && now_ns() < calls->until_ns)
-    return control.post_later(calls->next_pause(), [this, calls] { call_rails(calls); });
+    return control.post_later(calls->pauses.next_ns(), [this, calls] { call_rails(calls); });
   --rail_calls;
   calls->done(calls->rails.empty() ? calls->worst : StatusCode::kDrainTimeout);
 }

@@ -76,6 +76,7 @@ LocalRail::LocalRail(const Options& options, std::unique_ptr<Rooms> rooms)
   capabilities_.read = true;
   capabilities_.gathers = true;
   capabilities_.concurrent_control = true;
+  capabilities_.resumes_connect = true;
   capabilities_.reports_peer_loss = true;
   capabilities_.same_host_only = true;
   capabilities_.max_request_bytes = kMaxRequestBytes;

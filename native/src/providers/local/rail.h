@@ -3,6 +3,7 @@
 // Neighbours, whose locks are held for a few instructions, never while memory is mapped, populated or drained.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "providers/local/memory/regions.h"
 #include "providers/local/options.h"
 #include "providers/local/peers/connection_table.h"
+#include "providers/local/peers/identity.h"
 #include "providers/local/peers/service.h"
 #include "providers/local/transfers/poster.h"
 #include "providers/local/transfers/receiver.h"
@@ -83,8 +85,16 @@ class LocalRail : public Rail {
   Status look_up(RailPeer& peer, std::string_view key, RemoteHandle& remote, UniqueFd* file) const;
   Status reach(RemoteHandle& remote, const UniqueFd& file) const;  // a way to host memory
 
-  Status shake_hands(const std::string& socket_name, uint64_t rail_id, uint64_t deadline_ns, Outgoing& link,
-                     const UniqueFd& segment_file);
+  // A connection that the peer's rail has not welcomed yet.
+  struct Attempt {
+    std::shared_ptr<Outgoing> link;
+    UniqueFd segment_file;
+    UniqueFd our_end;  // of the doorbell, once hello was sent
+    uint64_t seen_ns = 0;
+  };
+  Status begin(const RailAddress& target, Attempt* attempt);
+  Status shake_hands(const RailAddress& target, uint64_t deadline_ns, Attempt& attempt);
+  Status greet(const RailAddress& target, uint64_t deadline_ns, Attempt& attempt);
   ForeignPath choose_foreign_path(const Outgoing& link) const;
   Status ask(Outgoing& link, const RegionKey& key, uint32_t part, WireMessage* answer, UniqueFd* file) const;
   void take_news();
@@ -95,6 +105,7 @@ class LocalRail : public Rail {
   std::unique_ptr<Rooms> rooms_;
   std::string address_;
   uint64_t next_serial_ = 1;                             // [control]
+  std::map<std::string, Attempt> attempts_;              // [control] by address
   std::vector<std::shared_ptr<Incoming>> news_leaving_;  // [engine lock] kept for their capacity
   std::vector<std::shared_ptr<Outgoing>> lost_;          // [engine lock] still to be reported
 };

@@ -19,6 +19,7 @@ uint64_t from_now(uint64_t duration_ns) {
 
 constexpr uint64_t kAnswerNs = 1'000'000'000;
 constexpr uint64_t kMuteNs = 10'000'000;
+constexpr uint64_t kAttemptNs = 2'000'000'000;  // after the last call that went on with it
 
 class LocalHandle : public LocalMemory {
  public:
@@ -63,26 +64,17 @@ Status LocalRail::connect(std::string_view address, uint64_t deadline_ns, std::u
   if (const Status status = decode_address(address, &target); !status.ok()) return status;
   if (target.host != host_identity()) return StatusCode::kUnsupported;
 
-  const SegmentLayout layout(options_.ring_entries);
-  std::shared_ptr<Mapping> segment;
-  UniqueFd segment_file;
-  if (const Status status = Mapping::create(FileRole::kSegment, layout.total(), &segment, &segment_file); !status.ok())
-    return status;
-  make_descriptor_room(segment_file.get());
-  auto* header = segment->as<SegmentHeader>();
-  header->magic = kSegmentMagic;
-  header->version = kLayoutVersion;
-  header->entries = options_.ring_entries;
-  segment->populate(layout.ring(), layout.staging() - layout.ring());
-
-  auto link = std::make_shared<Outgoing>(segment, options_.ring_entries);
-  link->serial = next_serial_++;
-  if (const Status status = rooms_->service.neighbours().process(target.pid, target.process_start, &link->process);
-      !status.ok())
-    return status.code == StatusCode::kPeerDead ? Status(StatusCode::kPeerUnreachable, status.raw) : status;
-  if (const Status status = shake_hands(target.socket, target.rail_id, from_now(deadline_ns), *link, segment_file);
-      !status.ok())
-    return status;
+  const uint64_t now = now_ns();
+  std::erase_if(attempts_, [now](const auto& one) { return now > one.second.seen_ns + kAttemptNs; });
+  Attempt& attempt = attempts_[std::string(address)];
+  attempt.seen_ns = now;
+  Status status;
+  if (attempt.link == nullptr) status = begin(target, &attempt);
+  if (status.ok()) status = shake_hands(target, from_now(deadline_ns), attempt);
+  if (status.code == StatusCode::kBusy) return status;
+  const std::shared_ptr<Outgoing> link = std::move(attempt.link);
+  attempts_.erase(std::string(address));
+  if (!status.ok()) return status;
   link->foreign = choose_foreign_path(*link);
 
   auto handle = std::make_unique<PeerHandle>(link, [connections = rooms_->connections](Outgoing& closing) {
@@ -97,32 +89,56 @@ Status LocalRail::connect(std::string_view address, uint64_t deadline_ns, std::u
   return {};
 }
 
-Status LocalRail::shake_hands(const std::string& socket_name, uint64_t rail_id, uint64_t deadline_ns, Outgoing& link,
-                              const UniqueFd& segment_file) {
-  if (const Status status = connect_abstract(socket_name, deadline_ns, &link.socket); !status.ok()) return status;
+Status LocalRail::begin(const RailAddress& target, Attempt* attempt) {
+  const SegmentLayout layout(options_.ring_entries);
+  std::shared_ptr<Mapping> segment;
+  if (const Status status = Mapping::create(FileRole::kSegment, layout.total(), &segment, &attempt->segment_file);
+      !status.ok())
+    return status;
+  make_descriptor_room(attempt->segment_file.get());
+  auto* header = segment->as<SegmentHeader>();
+  header->magic = kSegmentMagic;
+  header->version = kLayoutVersion;
+  header->entries = options_.ring_entries;
+  segment->populate(layout.ring(), layout.staging() - layout.ring());
+  attempt->link = std::make_shared<Outgoing>(segment, options_.ring_entries);
+  attempt->link->serial = next_serial_++;
+  const Status status = rooms_->service.neighbours().process(target.pid, target.process_start, &attempt->link->process);
+  return status.code == StatusCode::kPeerDead ? Status(StatusCode::kPeerUnreachable, status.raw) : status;
+}
+
+// kBusy: it goes on with the next call.
+Status LocalRail::shake_hands(const RailAddress& target, uint64_t deadline_ns, Attempt& attempt) {
+  Outgoing& link = *attempt.link;
+  if (!attempt.our_end)
+    if (const Status status = greet(target, deadline_ns, attempt); !status.ok()) return status;
+  WireMessage welcome;
+  FdPack fds;
+  const Status status = await_wire(link.socket.get(), WireKind::kWelcome, deadline_ns, &welcome, &fds);
+  if (status.code == StatusCode::kTimeout) return {StatusCode::kBusy, status.raw};
+  if (status.code == StatusCode::kPeerDead) return {StatusCode::kPeerUnreachable, status.raw};
+  if (!status.ok()) return status;
+  if (welcome.status != 0 || welcome.rail != target.rail_id) return StatusCode::kPeerRejected;
+  return Doorbell::open(std::move(attempt.our_end), fds[0], getpid(), rooms_->waits, &link.target);
+}
+
+Status LocalRail::greet(const RailAddress& target, uint64_t deadline_ns, Attempt& attempt) {
+  Outgoing& link = *attempt.link;
+  if (const Status status = connect_abstract(target.socket, deadline_ns, &link.socket); !status.ok()) return status;
   const PeerCredentials peer = peer_credentials(link.socket.get());
   if (!peer.same_user || peer.pid != link.process->pid()) return StatusCode::kPeerRejected;
 
   WireMessage hello = wire_message(WireKind::kHello);
-  hello.target_rail = rail_id;
+  hello.target_rail = target.rail_id;
   hello.rail = rooms_->reception.rail_id;
   hello.process_start = process_start(getpid());
   hello.entries = options_.ring_entries;
-  UniqueFd our_end;
   UniqueFd their_end;
-  if (const Status status = Doorbell::make(&our_end, &their_end); !status.ok()) return status;
+  if (const Status status = Doorbell::make(&attempt.our_end, &their_end); !status.ok()) return status;
   make_descriptor_room(their_end.get());
-  Status status =
-      send_wire(link.socket.get(), hello, {segment_file.get(), rooms_->reception.board_file.get(), their_end.get()});
-  their_end.reset();
-  WireMessage welcome;
-  FdPack fds;
-  if (status.ok()) status = await_wire(link.socket.get(), WireKind::kWelcome, deadline_ns, &welcome, &fds);
-  if (status.code == StatusCode::kPeerDead || status.code == StatusCode::kTimeout)
-    return {StatusCode::kPeerUnreachable, status.raw};
-  if (!status.ok()) return status;
-  if (welcome.status != 0 || welcome.rail != rail_id) return StatusCode::kPeerRejected;
-  return Doorbell::open(std::move(our_end), fds[0], getpid(), rooms_->waits, &link.target);
+  const Status status = send_wire(link.socket.get(), hello,
+                                  {attempt.segment_file.get(), rooms_->reception.board_file.get(), their_end.get()});
+  return status.ok() ? status : Status(StatusCode::kPeerUnreachable, status.raw);
 }
 
 ForeignPath LocalRail::choose_foreign_path(const Outgoing& link) const {

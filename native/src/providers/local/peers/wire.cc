@@ -3,11 +3,11 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <sys/un.h>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <ctime>
 
 #include <algorithm>
 
@@ -125,20 +125,15 @@ Status listen_abstract(const std::string& name, UniqueFd* out) {
 }
 
 Status connect_abstract(const std::string& name, uint64_t deadline_ns, UniqueFd* out) {
-  UniqueFd fd = seqpacket(0);
+  UniqueFd fd = seqpacket(SOCK_NONBLOCK);
   if (!fd) return {StatusCode::kNoMemory, errno};
   sockaddr_un address;
   const socklen_t length = abstract_name(name, &address);
-  for (;;) {
-    const uint64_t now = now_ns();
-    if (now >= deadline_ns) return {StatusCode::kPeerUnreachable, ETIMEDOUT};
-    // A blocking unix connect sleeps while the backlog is full, at most this long; a non-blocking one could only be
-    // polled.
-    const uint64_t left = std::max<uint64_t>(deadline_ns - now, kMillisecond);
-    timeval limit{static_cast<time_t>(left / 1'000'000'000), static_cast<suseconds_t>(left % 1'000'000'000 / 1000)};
-    setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) break;
+  const timespec pause{0, 100'000};  // nothing shows when a listener has room again
+  while (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
     if (errno != EINTR && errno != EAGAIN) return {StatusCode::kPeerUnreachable, errno};
+    if (now_ns() >= deadline_ns) return {StatusCode::kBusy, errno};
+    (void)nanosleep(&pause, nullptr);
   }
   *out = std::move(fd);
   return {};

@@ -51,7 +51,7 @@ Status receive_wire(int socket, WireMessage* message, FdPack* fds);
 Status await_wire(int socket, WireKind kind, uint64_t deadline_ns, WireMessage* message, FdPack* fds);
 
 Status listen_abstract(const std::string& name, UniqueFd* out);
-// Waits while the listener's backlog is full, at most until `deadline_ns`.
+// Waits while the listener's backlog is full, at most until `deadline_ns`: kBusy then.
 Status connect_abstract(const std::string& name, uint64_t deadline_ns, UniqueFd* out);
 
 struct PeerCredentials {
