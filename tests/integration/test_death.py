@@ -171,7 +171,9 @@ def test_who_waits_for_a_stopped_writer_is_alive_for_the_others() -> None:
         assert other.receive() == {"value": 1}
         writer.send_signal(signal.SIGCONT)
         writer.send(do="write", key=key, length=MIB)
-        if (answer := writer.receive()).get("error") == "TransferError":  # it was written into the connection that had ended
+        if (answer := writer.receive()).get(
+            "error"
+        ) == "TransferError":  # it was written into the connection that had ended
             answer = writer.ask("write", key=key, length=MIB)
         assert "error" not in answer, answer
         for one in (other, target, writer):

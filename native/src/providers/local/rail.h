@@ -88,6 +88,7 @@ class LocalRail : public Rail {
   // A connection that the peer's rail has not welcomed yet.
   struct Attempt {
     std::shared_ptr<Outgoing> link;
+    std::shared_ptr<Mapping> segment;
     UniqueFd segment_file;
     UniqueFd our_end;  // of the doorbell, once hello was sent
     uint64_t seen_ns = 0;

@@ -66,6 +66,7 @@ Status LocalRail::connect(std::string_view address, uint64_t deadline_ns, std::u
 
   const uint64_t now = now_ns();
   std::erase_if(attempts_, [now](const auto& one) { return now > one.second.seen_ns + kAttemptNs; });
+  const SegmentLayout layout(options_.ring_entries);
   Attempt& attempt = attempts_[std::string(address)];
   attempt.seen_ns = now;
   Status status;
@@ -73,8 +74,10 @@ Status LocalRail::connect(std::string_view address, uint64_t deadline_ns, std::u
   if (status.ok()) status = shake_hands(target, from_now(deadline_ns), attempt);
   if (status.code == StatusCode::kBusy) return status;
   const std::shared_ptr<Outgoing> link = std::move(attempt.link);
+  const std::shared_ptr<Mapping> segment = std::move(attempt.segment);
   attempts_.erase(std::string(address));
   if (!status.ok()) return status;
+  segment->populate(layout.ring(), layout.staging() - layout.ring());
   link->foreign = choose_foreign_path(*link);
 
   auto handle = std::make_unique<PeerHandle>(link, [connections = rooms_->connections](Outgoing& closing) {
@@ -91,17 +94,16 @@ Status LocalRail::connect(std::string_view address, uint64_t deadline_ns, std::u
 
 Status LocalRail::begin(const RailAddress& target, Attempt* attempt) {
   const SegmentLayout layout(options_.ring_entries);
-  std::shared_ptr<Mapping> segment;
-  if (const Status status = Mapping::create(FileRole::kSegment, layout.total(), &segment, &attempt->segment_file);
+  if (const Status status =
+          Mapping::create(FileRole::kSegment, layout.total(), &attempt->segment, &attempt->segment_file);
       !status.ok())
     return status;
   make_descriptor_room(attempt->segment_file.get());
-  auto* header = segment->as<SegmentHeader>();
+  auto* header = attempt->segment->as<SegmentHeader>();
   header->magic = kSegmentMagic;
   header->version = kLayoutVersion;
   header->entries = options_.ring_entries;
-  segment->populate(layout.ring(), layout.staging() - layout.ring());
-  attempt->link = std::make_shared<Outgoing>(segment, options_.ring_entries);
+  attempt->link = std::make_shared<Outgoing>(attempt->segment, options_.ring_entries);
   attempt->link->serial = next_serial_++;
   const Status status = rooms_->service.neighbours().process(target.pid, target.process_start, &attempt->link->process);
   return status.code == StatusCode::kPeerDead ? Status(StatusCode::kPeerUnreachable, status.raw) : status;

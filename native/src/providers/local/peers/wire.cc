@@ -19,7 +19,8 @@ namespace {
 
 constexpr uint32_t kWireMagic = 0x4c574641;  // "AFWL"
 constexpr int kBacklog = 4096;               // the kernel cuts it to net.core.somaxconn
-constexpr uint64_t kMillisecond = 1'000'000;
+constexpr uint64_t kSecondNs = 1'000'000'000;
+constexpr uint64_t kLongestWaitNs = 60 * kSecondNs;
 
 socklen_t abstract_name(const std::string& name, sockaddr_un* out) {
   *out = {};
@@ -108,8 +109,9 @@ Status await_wire(int socket, WireKind kind, uint64_t deadline_ns, WireMessage* 
     const uint64_t now = now_ns();
     if (now >= deadline_ns) return StatusCode::kTimeout;
     pollfd waiting{socket, POLLIN, 0};
-    const uint64_t left = std::min<uint64_t>((deadline_ns - now) / kMillisecond + 1, 60'000);
-    poll(&waiting, 1, static_cast<int>(left));
+    const uint64_t left = std::min(deadline_ns - now, kLongestWaitNs);
+    const timespec limit{static_cast<time_t>(left / kSecondNs), static_cast<long>(left % kSecondNs)};
+    ppoll(&waiting, 1, &limit, nullptr);
   }
 }
 
