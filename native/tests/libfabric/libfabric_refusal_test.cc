@@ -371,6 +371,24 @@ TEST(LibfabricOpen, LeavesNoDescriptors) {
   EXPECT_EQ(open_descriptors(), before);
 }
 
+// Nobody is asked at whose address nobody listens: for that a connection would be opened.
+TEST(LibfabricOpen, ACrowdThatIsGoneTakesNoDescriptors) {
+  Side b(spec_of("tcp"));
+  size_t before = 0, most = 0;
+  for (uint32_t i = 0; i < 60; ++i) {
+    {
+      Side a(spec_of("tcp"));
+      Link link(a, b);
+      link.post(link.signal(1, 1), {&a, &b});
+      ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == 1; }));
+    }
+    for (int pass = 0; pass < 20; ++pass) b.pump();
+    if (i == 0) before = open_descriptors();
+    most = std::max(most, open_descriptors());
+  }
+  EXPECT_LE(most, before + 12) << "of those that lived when they were asked some are there";
+}
+
 // Peers that are gone are asked all the same whether they are done, over connections of the rail's own.
 void asks_those_that_are_gone() {
   Side b(spec_of("tcp"));

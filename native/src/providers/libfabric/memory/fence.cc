@@ -28,28 +28,42 @@ constexpr std::chrono::milliseconds kShutOutStandsStill{200};  // one that the e
 constexpr std::chrono::milliseconds kSettle{250};
 constexpr int kProbeMs = 5;
 
-// ECONNREFUSED when nobody listens at an endpoint's name. An address of this host is asked by trying to bind it: a connection that
-// is opened and closed again would stay in the other process for good (`net` of libfabric 1.17 never closes it).
-int probe(const std::string& name) {
-  sockaddr_storage target{};
-  if (name.size() > sizeof target) return EINVAL;
-  std::memcpy(&target, name.data(), name.size());
-  const int probe = ::socket(target.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (probe < 0) return errno;
-  const auto* address = reinterpret_cast<const sockaddr*>(&target);
-  const auto size = static_cast<socklen_t>(name.size());
+// A socket for asking who listens at an endpoint's name, which `target` gets.
+int probing_socket(const std::string& name, sockaddr_storage* target) {
+  *target = {};
+  if (name.size() > sizeof *target) return -1;
+  std::memcpy(target, name.data(), name.size());
+  return ::socket(target->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+}
+
+// Nobody listens at this address of this host: asked by trying to bind it, since a connection that is opened and closed again would stay in
+// the other process for good (`net` of libfabric 1.17 never closes it). `elsewhere`: it is another host's, and a connection has to be opened.
+bool is_free_here(const std::string& name, bool* elsewhere = nullptr) {
+  sockaddr_storage target;
+  const int probe = probing_socket(name, &target);
   const int yes = 1;  // connections that are still closing do not count, only a listener does
   (void)setsockopt(probe, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  int error = ::bind(probe, address, size) == 0 ? ECONNREFUSED : errno;
-  if (error == EADDRNOTAVAIL) {  // another host: only a connection can know
-    error = ::connect(probe, address, size) == 0 ? 0 : errno;
-    pollfd entry{probe, POLLOUT, 0};
-    socklen_t bytes = sizeof error;
-    if (error == EINPROGRESS && ::poll(&entry, 1, kProbeMs) > 0)
-      (void)getsockopt(probe, SOL_SOCKET, SO_ERROR, &error, &bytes);
-  }
+  const int error =
+      ::bind(probe, reinterpret_cast<const sockaddr*>(&target), static_cast<socklen_t>(name.size())) == 0 ? 0 : errno;
   ::close(probe);
-  return error;
+  if (elsewhere != nullptr) *elsewhere = error == EADDRNOTAVAIL;
+  return error == 0;
+}
+
+bool refuses(const std::string& name) {
+  bool elsewhere = false;
+  if (is_free_here(name, &elsewhere)) return true;
+  if (!elsewhere) return false;
+  sockaddr_storage target;
+  const int probe = probing_socket(name, &target);
+  const auto size = static_cast<socklen_t>(name.size());
+  int error = ::connect(probe, reinterpret_cast<const sockaddr*>(&target), size) == 0 ? 0 : errno;
+  pollfd entry{probe, POLLOUT, 0};
+  socklen_t bytes = sizeof error;
+  if (error == EINPROGRESS && ::poll(&entry, 1, kProbeMs) > 0)
+    (void)getsockopt(probe, SOL_SOCKET, SO_ERROR, &error, &bytes);
+  ::close(probe);
+  return error == ECONNREFUSED;
 }
 
 std::string with_connection(uint64_t connection, const std::string& address) {
@@ -189,7 +203,11 @@ void LibfabricRail::close_paths_to_dead() {
 void LibfabricRail::enter_inbound(uint64_t connection, RailAddress sender) {
   if (!inbound_.add(connection, std::move(sender))) return;
   inbound_.look_after(
-      InboundList::Clock::now(), [this](InboundList::One& one) { (void)ask(one); },
+      InboundList::Clock::now(),
+      [this](InboundList::One& one) {
+        one.gone = is_free_here(one.sender.name) && forget(one.sender);
+        if (!one.gone) (void)ask(one);  // for which a connection may be opened
+      },
       [this](const RailAddress& other) { return is_dead(other); });
 }
 
@@ -236,7 +254,7 @@ bool LibfabricRail::refuses_connections(const RailAddress& address) const {
 // The kernel may give the port of one that is gone to an endpoint that we have opened since, such as one to ask it: that takes questions and
 // answers none. While the peer lived it would not have got the port.
 bool LibfabricRail::nobody_listens(const RailAddress& address) const {
-  if (probe(address.name) == ECONNREFUSED) return true;
+  if (refuses(address.name)) return true;
   return std::any_of(peers_.begin(), peers_.end(), [&](const std::shared_ptr<PeerState>& peer) {
     return peer->own_endpoint != nullptr && peer->own_name == address.name;
   });
