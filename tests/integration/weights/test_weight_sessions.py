@@ -108,6 +108,7 @@ async def test_a_sender_wants_a_rank_and_ranks_or_neither() -> None:
 async def test_a_version_goes_on_without_an_engine_that_reaches_no_boundary(shape: tuple[int, int]) -> None:
     """It is waited for once, keeps the version that it has whole, and gets later ones when it is there again."""
     join, weight, joined, ended = LocalJoin(), torch.zeros(64, 8), trio.Event(), trio.Event()
+    prompt_joined = trio.Event()
     prompt, late = torch.zeros(64, 8), [torch.zeros(shape) for _ in range(64 // shape[0])]
     receivers: dict[int, Any] = {}
     reports: list[tuple[set[str], float]] = []
@@ -145,11 +146,13 @@ async def test_a_version_goes_on_without_an_engine_that_reaches_no_boundary(shap
 
                 async def serve_promptly() -> None:
                     async with opened as receiver:
+                        prompt_joined.set()
                         await keep_up(receiver)
 
                 engines.start_soon(serve_promptly)
                 async with sender as training:
                     await joined.wait()
+                    await prompt_joined.wait()
                     for version in (1, 2, 3):  # the late engine has the first one and does not apply it
                         await publish(training, version)
                     assert [names for names, _ in reports] == [{"prompt", "late"}, {"prompt"}, {"prompt"}]
