@@ -3,7 +3,7 @@
 Event loop's thread, apart from the store's calls, which block: they run in threads, one at a time and in order. A
 cancelled caller waits for its call for at most SETTLE_S: an interpreter that ends while a thread is inside torch's C++
 aborts, and a store whose host is gone may not answer for minutes. A member polls one counter, its bell, which whoever
-sends to it adds to.
+sends to it adds to; more often while messages come and go. Members of one process hand theirs over without the store.
 
     PREFIX/members           how many members were ever opened        PREFIX/member/I     name of member I
     PREFIX/bell/I            added to after each message to it        PREFIX/beat/I       added to while it lives
@@ -31,6 +31,8 @@ from asyncfabric.control.channels.member import MemberChannel
 from asyncfabric.errors import BrokenError, PeerError
 
 POLL_S = 0.005
+BUSY_POLL_S, BUSY_S = 0.0005, 0.1
+"""How often a process looks for so long after a message: one is often answered."""
 DEADLINE_S = 5.0
 SETTLE_S = 1.0
 BEATS = 5
@@ -118,6 +120,8 @@ class StoreChannels(Generic[Message]):
         self._unnamed_s = 0.0
         self._failure = ""
         self._beat_s = -deadline_s
+        self._busy_until_s = 0.0
+        self._sent = Notice()
 
     async def open(self, name: str) -> MemberChannel[Message]:
         """Join as a member of this name; one of the same name in another process is replaced.
@@ -152,9 +156,16 @@ class StoreChannels(Generic[Message]):
         """
         try:
             while True:
-                for change in await self._call(self._poll):
+                changes = await self._call(self._poll)
+                for change in changes:
                     change()
-                await anyio.sleep(POLL_S)
+                if changes:
+                    self._note_busy()
+                if monotonic() < self._busy_until_s:
+                    await anyio.sleep(BUSY_POLL_S)
+                else:
+                    with anyio.move_on_after(POLL_S):
+                        await self._sent.wait()
         finally:
             for box in self._boxes.values():
                 box.channel.end()
@@ -170,7 +181,13 @@ class StoreChannels(Generic[Message]):
             peer = self._peers.get(to)
             if peer is None:
                 raise PeerError(f"there is no session with {to}", remedy="is its process alive, on the same store?")
-            if await self._call(partial(self._send, self._boxes[source], peer.number, data)):
+            box = self._boxes.get(to)
+            if box is not None and box.number == peer.number:
+                if self._hand_over(self._boxes[source], box, data):
+                    return
+            elif await self._call(partial(self._send, self._boxes[source], peer.number, data)):
+                self._note_busy()
+                self._sent.notify()
                 return
             await anyio.sleep(POLL_S)
 
@@ -270,6 +287,8 @@ class StoreChannels(Generic[Message]):
     def _fetch(self, peer: _StoreMember, boxes: list[_Mailbox]) -> list[Callable[[], None]]:
         """Take a peer's messages out of the store, as many as its window has room for."""
         found: list[Callable[[], None]] = []
+        if any(box.number == peer.number for box in boxes):
+            return found  # it hands its messages over
         for box in boxes:
             number, room = box.fetched.get(peer.number, 0), self._window - box.channel.untaken(peer.name)
             while room > 0 and (data := self._read("message", peer.number, box.number, number)) is not None:
@@ -302,6 +321,17 @@ class StoreChannels(Generic[Message]):
         return "/".join((self._prefix, *map(str, place)))
 
     # ---- on the event loop
+
+    def _hand_over(self, source: _Mailbox, to: _Mailbox, data: bytes) -> bool:
+        """Give a message to a member of this process, or return False while its window is full or has no session."""
+        found = self._peers.get(source.channel.name)
+        if found is None or found.number != source.number or to.channel.untaken(found.name) >= self._window:
+            return False
+        to.channel.put(found.name, data)
+        return True
+
+    def _note_busy(self) -> None:
+        self._busy_until_s = monotonic() + BUSY_S
 
     def _find(self, peer: _StoreMember) -> None:
         self._peers[peer.name] = peer

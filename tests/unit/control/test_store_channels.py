@@ -11,7 +11,7 @@ import pytest
 
 distributed = pytest.importorskip("torch.distributed", reason="stores need torch")
 
-from asyncfabric.control import Codec, StoreChannels  # noqa: E402
+from asyncfabric.control import Codec, PeerFound, PeerLost, StoreChannels  # noqa: E402
 from asyncfabric.control.channels.store import SETTLE_S  # noqa: E402
 
 CODEC: Codec[bytes] = Codec(bytes, bytes)
@@ -50,6 +50,46 @@ async def cancel_in_a_call(store: SlowStore) -> float:
         tasks.cancel_scope.cancel()
         began = anyio.current_time()
     return anyio.current_time() - began
+
+
+class WrittenKeys:
+    """A store that keeps the keys that were written."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self._store = distributed.HashStore()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.keys.append(key)
+        self._store.set(key, value)
+
+
+@pytest.mark.anyio
+async def test_members_of_one_process_need_no_store_for_their_messages() -> None:
+    store = WrittenKeys()
+    channels = StoreChannels(store, CODEC, window=3)
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            one, other = await channels.open("one"), await channels.open("other")
+            tasks.start_soon(channels.run)
+            assert await one.receive() == ("other", PeerFound())
+            for number in range(3):
+                await one.send("other", b"%d" % number)
+            with anyio.move_on_after(0.1) as full:
+                await one.send("other", b"too many")
+            assert full.cancelled_caught
+            assert [await other.receive() for _ in range(3)] == [("one", PeerFound()), ("one", b"0"), ("one", b"1")]
+            await one.send("other", b"3")
+            assert [await other.receive() for _ in range(2)] == [("one", b"2"), ("one", b"3")]
+            await other.send("one", b"4")
+            assert await one.receive() == ("other", b"4")
+            await one.aclose()
+            assert isinstance((await other.receive())[1], PeerLost)
+            tasks.cancel_scope.cancel()
+    assert not [key for key in store.keys if "/message/" in key]
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
