@@ -68,6 +68,7 @@ class Ranks:
         library.impl("prepack_moe_weight", packed, "CPU")
         self._library = library
         setattr(vllm.platforms, "_current_platform", Platform())  # noqa: B010  # else it looks for a GPU
+        setattr(torch.cpu, "_is_amx_tile_supported", bool)  # noqa: B010  # no: it would pack weights, by what is compiled
 
         from vllm.distributed import init_distributed_environment
         from vllm.v1.attention.backends import fa_utils
