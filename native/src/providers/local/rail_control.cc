@@ -17,7 +17,7 @@ uint64_t from_now(uint64_t duration_ns) {
   return duration_ns > ~uint64_t{0} - now ? ~uint64_t{0} : now + duration_ns;
 }
 
-constexpr uint64_t kAnswerNs = 1'000'000'000;
+constexpr uint64_t kAnswerNs = 1'500'000'000;  // the loss of a peer, after 1 s by default, states more
 constexpr uint64_t kMuteNs = 10'000'000;
 constexpr uint64_t kAttemptNs = 2'000'000'000;  // after the last call that went on with it
 
