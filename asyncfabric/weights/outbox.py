@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from asyncfabric import FabricError
+from asyncfabric._notice import Notice
 from asyncfabric.weights.channel import WeightChannel
 from asyncfabric.weights.messages import WeightMessage
 from asyncfabric.weights.threads import ways
@@ -46,6 +47,7 @@ class Outbox:
         self._sending = 0
         self._tasks: TaskGroup | None = None
         self._ended = False
+        self._left = Notice()
 
     def put(self, to: str, message: WeightMessage) -> None:
         """Put a message behind the others to the same recipient; once `run` has ended it is dropped."""
@@ -65,6 +67,15 @@ class Outbox:
         """
         self.put(to, message)
 
+    async def wait_sent(self, recipients: Iterable[str]) -> None:
+        """Return when nothing that was put for these recipients waits any more; each message was sent or logged.
+
+        Cancellation: only this wait ends.
+        """
+        names = set(recipients)
+        while names & self._waiting.keys() and not self._ended:
+            await self._left.wait()
+
     async def run(self) -> None:
         """Send for ever. A message that cannot be sent is logged: the loss of its reader is reported elsewhere.
 
@@ -77,6 +88,7 @@ class Outbox:
                 await anyio.sleep_forever()
             finally:
                 self._ended = True
+                self._left.notify()
 
     def _wake(self) -> None:
         if self._idle:
@@ -104,6 +116,7 @@ class Outbox:
                 if self._unsent is not None:
                     self._unsent(to, message, error)
         del self._waiting[to]
+        self._left.notify()
         if not self._waiting and self._quiet is not None:
             self._quiet()
 

@@ -61,6 +61,16 @@ class KeyStore(Protocol):
         """Forget a key."""
 
 
+def connected_apart(store: KeyStore) -> KeyStore:
+    """Return the same store over a connection of its own, where its kind can have one; it may block.
+
+    A TCPStore answers one call at a time. Over the user's own connection everybody would wait while the user waits
+    there for a key, or torch does for the ranks of a new group.
+    """
+    clone = getattr(type(store), "clone", None)
+    return clone(store) if clone is not None else store
+
+
 @dataclass(slots=True)
 class _StoreMember:
     """A member of any process, as seen here; `silent`: looks at its beat that found no new one."""
@@ -107,6 +117,7 @@ class StoreChannels(Generic[Message]):
         if window < 1 or not deadline_s > 0:
             raise ValueError(f"window and deadline_s must be positive, got {window} messages, {deadline_s} s")
         self._store = store
+        self._connected = False
         self._codec = codec
         self._prefix = prefix
         self._window = window
@@ -368,6 +379,8 @@ class StoreChannels(Generic[Message]):
         if self._failure:
             raise BrokenError(f"the store of {self._prefix} is lost: {self._failure}")
         try:
+            if not self._connected:
+                self._store, self._connected = connected_apart(self._store), True
             return what()
         except Exception as error:  # each store has exceptions of its own
             self._failure = str(error) or type(error).__name__

@@ -72,6 +72,13 @@ class WeightCoordinator:
         """Answer every trainer that offers a version: it will not begin, and why. An open update goes on."""
         self._updates.refuse_offers(reason)
 
+    async def wait_trainers_informed(self) -> None:
+        """Return when every outcome so far has left for all trainers that are there: the coordinator may end.
+
+        Cancellation: only this wait ends.
+        """
+        await self._updates.wait_trainers_informed()
+
     async def wait_changed(self) -> None:
         """Return when anything here has changed.
 

@@ -217,6 +217,13 @@ class Updates:
                 self._outbox.put(trainer, outcome)
         self.changed.notify()
 
+    async def wait_trainers_informed(self) -> None:
+        """Return when the outcomes of ended updates have left for all trainers; see `WeightCoordinator`.
+
+        Cancellation: only this wait ends.
+        """
+        await self._outbox.wait_sent(self.trainers)
+
     # ---- messages
 
     async def run(self) -> None:

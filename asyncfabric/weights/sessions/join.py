@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from functools import partial
 from typing import Protocol, TypeVar
 
 import anyio
@@ -18,7 +17,7 @@ import anyio.to_thread
 from asyncfabric._groups import beside
 from asyncfabric._notice import Notice
 from asyncfabric.control import LocalChannels, StoreChannels
-from asyncfabric.control.channels.store import DEADLINE_S, KeyStore
+from asyncfabric.control.channels.store import DEADLINE_S, KeyStore, connected_apart
 from asyncfabric.errors import BrokenError
 from asyncfabric.weights.channel import WEIGHT_CODEC, WeightChannel
 from asyncfabric.weights.messages import WeightMessage
@@ -120,11 +119,13 @@ class StoreJoin:
         Args:
             store: a TCPStore, or any other of torch.distributed; a training has one already:
                 `torch.distributed.distributed_c10d._get_default_store()`. Engines outside of its group connect a
-                TCPStore of their own to the same host and port.
+                TCPStore of their own to the same host and port. The meeting has a connection of its own (from torch 2.8
+                on), so that the program may wait for keys of the same store.
             name: distinguishes meetings of one store; a training that starts again on a store takes another one.
             deadline_s: who gives no sign of life for so long is lost.
         """
         self._store = store
+        self._own: KeyStore | None = None
         self._name = name
         self._deadline_s = deadline_s
 
@@ -133,14 +134,14 @@ class StoreJoin:
 
         Cancellation: it was written, or will be.
         """
-        await self._call(partial(self._store.set, self._key(key), value))
+        await self._call(lambda store: store.set(self._key(key), value))
 
     async def take_number(self, key: str) -> int:
         """Return how often this was called with a key before, by anybody.
 
         Cancellation: a number may be taken that nobody has.
         """
-        return await self._call(partial(self._store.add, self._key(key), 1)) - 1
+        return await self._call(lambda store: store.add(self._key(key), 1)) - 1
 
     async def get(self, key: str) -> bytes:
         """Wait for a value and return it.
@@ -150,10 +151,10 @@ class StoreJoin:
         whole = self._key(key)
         # A store's own get() waits in C++ and keeps all other calls of this process waiting.
         pause_s = POLL_S
-        while not await self._call(partial(self._store.check, [whole])):
+        while not await self._call(lambda store: store.check([whole])):
             await anyio.sleep(pause_s)
             pause_s = min(1.2 * pause_s, MOST_POLL_S)  # what nobody is in a hurry for, as the next engine that joins
-        return await self._call(partial(self._store.get, whole))
+        return await self._call(lambda store: store.get(whole))
 
     @asynccontextmanager
     async def attend(self) -> AsyncIterator[AttendedJoin]:
@@ -183,9 +184,14 @@ class StoreJoin:
     def _key(self, key: str) -> str:
         return f"{self._name}/{key}"
 
-    async def _call(self, call: Callable[[], Result]) -> Result:
+    async def _call(self, call: Callable[[KeyStore], Result]) -> Result:
+        def called() -> Result:
+            if self._own is None:
+                self._own = connected_apart(self._store)
+            return call(self._own)
+
         try:
-            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+            return await anyio.to_thread.run_sync(called, abandon_on_cancel=True)
         except RuntimeError as error:  # torch's DistError is one
             reason = str(error).partition("\n")[0]
             raise BrokenError(

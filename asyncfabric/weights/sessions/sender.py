@@ -151,6 +151,9 @@ class WeightSender:
                     tasks.start_soon(publish, layout)
                 if self._engines is not None:
                     tasks.start_soon(self._leave_out_late, version, chosen)
+        if self._engines is not None:  # the program may end next, and the other ranks still want to know
+            for layout in chosen:
+                await self._layouts.coordinators[layout].wait_trainers_informed()
         if not reports:
             raise failures[0]
         return merged(reports, tuple(map(str, failures)))

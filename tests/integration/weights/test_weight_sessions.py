@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch", reason="WEIGHTS IN THREE CALLS WERE NOT RUN
 
 from asyncfabric import BrokenError, FabricConfig  # noqa: E402
 from asyncfabric.weights import Rule  # noqa: E402
-from asyncfabric.weights.sessions import LocalJoin, open_receiver, open_sender  # noqa: E402
+from asyncfabric.weights.sessions import LocalJoin, StoreJoin, open_receiver, open_sender  # noqa: E402
 from asyncfabric.weights.sessions.engines import APPEAR_S  # noqa: E402
 from asyncfabric.weights.sessions.layouts import DESERTED_S  # noqa: E402
 
@@ -49,6 +50,47 @@ async def test_an_engine_applies_what_is_whole_when_it_wants_to() -> None:
                 assert (own[:300] == 2).all() and (own[300:] == -1).all()
                 assert receiver.poll() == 0 and receiver.apply() == 2
                 applied.set()
+
+
+class FarStore:
+    """A store that takes a while to answer."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._store, name)
+
+        def call(*arguments: Any) -> Any:
+            time.sleep(0.003)
+            return real(*arguments)
+
+        return call
+
+
+@pytest.mark.trio
+async def test_rank_0_ends_as_soon_as_its_version_is_published_and_the_others_have_it_all_the_same() -> None:
+    store, serving, ended = FarStore(torch.distributed.HashStore()), [], trio.Event()
+
+    async def train(rank: int) -> None:
+        part = {"w": ((8, 8), (4 * rank, 0))}
+        async with open_sender(
+            {"w": torch.ones(4, 8)}, StoreJoin(store), rank=rank, ranks=2, parts=part, config=LOCAL
+        ) as sender:
+            report = await sender.publish(1)
+            assert report.receivers
+            serving.append(rank)
+            if len(serving) == 2:
+                ended.set()
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(train, 0)
+            nursery.start_soon(train, 1)
+            async with open_receiver({"w": torch.zeros(8, 8)}, StoreJoin(store), config=LOCAL) as receiver:
+                await receiver.wait()
+                await ended.wait()
+    assert sorted(serving) == [0, 1]
 
 
 @pytest.mark.trio

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -90,6 +91,35 @@ async def test_members_of_one_process_need_no_store_for_their_messages() -> None
             assert isinstance((await other.receive())[1], PeerLost)
             tasks.cancel_scope.cancel()
     assert not [key for key in store.keys if "/message/" in key]
+
+
+@pytest.fixture(scope="module")
+def libuv() -> None:
+    """Let the first store of the process leave the pipe that it keeps for good."""
+    distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("libuv")
+async def test_the_program_may_wait_for_a_key_over_its_own_connection() -> None:
+    """A TCPStore answers one call of a connection at a time."""
+    served = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    users = [distributed.TCPStore("127.0.0.1", served.port, is_master=False) for _ in range(2)]
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            both = [StoreChannels(user, CODEC) for user in users]
+            one, other = [await channels.open(name) for channels, name in zip(both, "ab", strict=True)]
+            for user, channels in zip(users, both, strict=True):
+                tasks.start_soon(anyio.to_thread.run_sync, user.wait, ["both have answered"], timedelta(seconds=5))
+                tasks.start_soon(channels.run)
+            await one.receive(), await other.receive()
+            for _ in range(3):
+                await one.send("b", b"question")
+                assert await other.receive() == ("a", b"question")
+                await other.send("a", b"answer")
+                assert await one.receive() == ("b", b"answer")
+            served.set("both have answered", "")
+            tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])

@@ -126,3 +126,24 @@ async def test_who_did_not_receive_is_reported_and_the_next_words_are_tried() ->
         await post.until(received=1)
         tasks.cancel_scope.cancel()
     assert unsent == [("a", 1)] and post.received == [("a", 2)]
+
+
+async def test_who_ends_can_wait_until_what_it_sent_has_left() -> None:
+    post = Post()
+    post.gates = {name: anyio.Event() for name in ("slow", "other")}
+    post.gone = {"gone"}
+    outbox = Outbox(post, "me")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outbox.run)
+        for name in ("slow", "gone", "other"):
+            outbox.put(name, Commit(1))
+        with anyio.fail_after(10):
+            await outbox.wait_sent(["gone", "nobody"])
+        with anyio.move_on_after(0.05) as early:
+            await outbox.wait_sent(["slow", "gone"])
+        assert early.cancelled_caught
+        post.gates["slow"].set()
+        with anyio.fail_after(10):
+            await outbox.wait_sent(["slow", "gone"])
+        assert post.received == [("slow", 1)]
+        tasks.cancel_scope.cancel()
