@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -11,6 +10,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+from preloaded import PRELOADED
 
 import asyncfabric as af
 
@@ -74,12 +74,10 @@ class Rank:
 
     def __init__(self, device: str, rail: str) -> None:
         """Start it on a GPU, with a fabric on a rail."""
-        context = multiprocessing.get_context("spawn")
-        self.pipe, far = context.Pipe()
-        self.process = context.Process(target=_main, args=(far, device, rail))
+        self.pipe, far = PRELOADED.Pipe()
+        self.process = PRELOADED.Process(target=_main, args=(far, device, rail))
         self.process.start()
         far.close()
-        self.address: bytes = self.receive()
 
     def receive(self) -> Any:
         """Return what it sends next."""
@@ -103,8 +101,9 @@ def ranks_of(
     ranks: list[Rank] = []
     try:
         ranks.extend(Rank(device, rail) for device in devices)
+        addresses = [rank.receive() for rank in ranks]
         for number, rank in enumerate(ranks):
-            rank.send(number, [each.address for each in ranks], shape | {"ranks": len(ranks)}, hosts, deadline_s)
+            rank.send(number, addresses, shape | {"ranks": len(ranks)}, hosts, deadline_s)
         assert [rank.receive() for rank in ranks] == ["open"] * len(ranks)
         yield ranks
     finally:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import anyio
 import anyio.to_thread
+from preloaded import PRELOADED
 
 import asyncfabric as af
 
@@ -82,9 +82,8 @@ class Party:
     def __init__(
         self, rail: str, device: str, length_bytes: int, *, foreign: bool = False, expandable: bool = False
     ) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, self._theirs = context.Pipe()
-        self.process = context.Process(
+        self._pipe, self._theirs = PRELOADED.Pipe()
+        self.process = PRELOADED.Process(
             target=_main, args=(self._theirs, rail, device, length_bytes, foreign, expandable), daemon=True
         )
 

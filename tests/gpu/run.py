@@ -4,7 +4,8 @@ Usage: python tests/gpu/run.py [FOLDER]. Builds in place with the Python that ru
 for the kernels of the tests, and the packages of pyproject.toml. What is missing is left out and named in the report.
 
 ASYNCFABRIC_GPU_PARTS names the parts to run, of PARTS; those of DEFAULT_PARTS where it is not set. Figures are taken
-alone, tests marked `alone` run one after the other, each named, and the rest side by side where there are cores for it.
+alone, tests of exchanges and those that run alone one after the other, the latter named, and the rest side by side
+where there are cores for it.
 """
 
 from __future__ import annotations
@@ -163,14 +164,20 @@ def spread(*arguments: str) -> tuple[str, ...]:
     return (*PYTEST, *processes, *arguments)
 
 
+def exchanges() -> None:
+    """Run the tests whose ranks wait for each other on a GPU, one after the other."""
+    step("exchanges", *PYTEST, "--durations=15", "tests/gpu", "-m", "exchange", limit_s=600)
+
+
 def tests() -> None:
-    """Run the tests of this folder that share the GPUs."""
-    step("tests", *spread("tests/gpu", "-m", "not alone", "--durations=15"), limit_s=900)
+    """Run the other tests of this folder that share the GPUs."""
+    step("tests", *spread("tests/gpu", "-m", "not alone and not exchange", "--durations=15"), limit_s=900)
 
 
 def tests_alone() -> None:
     """Run those that need all of a GPU, one after the other, and name each."""
-    step("tests that run alone", *PYTEST, "-v", "--durations=8", "tests/gpu", "-m", "alone", limit_s=300)
+    chosen = ("tests/gpu", "-m", "alone and not exchange")
+    step("tests that run alone", *PYTEST, "-rA", "--durations=8", *chosen, limit_s=300)
 
 
 def demo() -> None:
@@ -179,8 +186,12 @@ def demo() -> None:
 
 
 def conformance() -> None:
-    """Run the conformance suite over the rail of GPUs, and what exports their memory."""
+    """Run the conformance suite over the rail of GPUs."""
     step("conformance", *spread("tests/conformance", "-k", "cuda"), limit_s=900)
+
+
+def dma_bufs() -> None:
+    """Run the native tests that export memory of a GPU."""
     if Path("/usr/include/gtest/gtest.h").exists():
         build = "cd native && cmake --preset release && cmake --build --preset release --target base_tests"
         step("dma-bufs", "bash", "-c", f"{build} && ../build/native-release/base_tests {DMA_BUFS}", limit_s=1200)
@@ -266,13 +277,15 @@ def main() -> None:
     if "vllm" in parts:
         vllm()
     tools = [partial(sanitized, tool) for tool in ("memcheck", "racecheck", "synccheck")]
-    lanes: dict[str, Sequence[Callable[[], None]]] = {
+    first: dict[str, Sequence[Callable[[], None]]] = {"tests": [exchanges], "conformance": [dma_bufs, demo]}
+    then: dict[str, Sequence[Callable[[], None]]] = {
         "tests": [tests],
-        "conformance": [conformance, demo],
+        "conformance": [conformance],
         "sanitized": tools,
         "planted": [planted],
     }
-    side_by_side(*(lane for part in parts for lane in lanes.get(part, ())))
+    for lanes in (first, then):
+        side_by_side(*(lane for part in parts for lane in lanes.get(part, ())))
     if "tests" in parts:
         tests_alone()
     for part in sorted(set(PARTS) - set(parts)):

@@ -86,6 +86,7 @@ async def test_a_graph_replayed_with_changing_routes() -> None:
         await replay(cast, sets, right, STEPS)
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 @pytest.mark.parametrize("away", [1, 2, 3])
 async def test_a_rank_that_does_not_come_is_named_by_all_and_the_others_go_on_without_its_node(away: int) -> None:
     """Also by those who wait for a rank that itself waits for it, and learn of it by way of others."""

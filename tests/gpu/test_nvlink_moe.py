@@ -280,6 +280,7 @@ async def test_nobody_sends_the_next_step_before_all_have_read_the_last() -> Non
         grouped_right(config, 1, last, everyone[1])
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_a_rank_that_does_not_come_is_named_and_the_others_go_on() -> None:
     """Rank 1 stays away from a step. The others' kernels give up, report that, and go on with the mask."""
     config = MoeConfig(**(SMALL | {"ranks": 3}))

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from nvlink_fixture import Cast, cast_of, expected, same_bits, tokens_of
+from nvlink_fixture import ONE_LOOP, Cast, cast_of, expected, same_bits, tokens_of
 from nvlink_rank import DEADLINE_S, ranks_of
 from test_nvlink_moe import replay
 
@@ -91,6 +91,7 @@ async def test_a_graph_replayed_with_changing_routes(ranks: int, hosts: list[int
         await replay(cast, sets, right, STEPS)
 
 
+@pytest.mark.parametrize("anyio_backend", ONE_LOOP)
 async def test_a_rank_that_does_not_come_is_named_and_the_others_go_on() -> None:
     """Rank 1 is there but stays away from a step: its peers on either host name it, and go on with the mask."""
     config = MoeConfig(**(SMALL | {"ranks": 3}))

@@ -5,6 +5,8 @@ On a machine with one GPU both processes share it, and the limit is a copy insid
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from asyncfabric.bench.measure import Rate, percentiles_us
 from asyncfabric.bench.rows import Point, rates
 from asyncfabric_services.bench.gpu.limit_side import GpuLimitSide
@@ -31,21 +33,21 @@ WORDS = (
 def run_gpu_write(options: Options, report: BenchReport) -> None:
     """Measure writes between two GPUs, and between a GPU and the other process's host memory."""
     report.expect(2 * len(options.sizes) + len(ENDS))
-    with BenchPair("gpu-limits", options.deadline_at) as limit_pair:
+    with ExitStack() as stack:  # the processes load torch at the same time
+        kinds = ("gpu-limits", "gpu", *("gpu" for _ in ENDS))
+        limit_pair, pair, *end_pairs = [stack.enter_context(BenchPair(kind, options.deadline_at)) for kind in kinds]
         limits = GpuLimitSide(limit_pair, options)
-        with BenchPair("gpu", options.deadline_at) as pair:
-            side = FabricSide(pair, options, options.memory, options.region_bytes)
-            for size in options.sizes:
-                ceiling = limits.write_limits(size, options.window)
-                throughput(options, report, side, size, ceiling, limits.core_distance())
-                single_writes(options, report, side, size)
-            report.check("counts", side.check_counts())
+        side = FabricSide(pair, options, options.memory, options.region_bytes)
+        for size in options.sizes:
+            ceiling = limits.write_limits(size, options.window)
+            throughput(options, report, side, size, ceiling, limits.core_distance())
+            single_writes(options, report, side, size)
+        report.check("counts", side.check_counts())
         size = min(HOST_BYTES, options.region_bytes)
-        for figure, memory, memory_there, limit in ENDS:
-            with BenchPair("gpu", options.deadline_at) as pair:
-                side = FabricSide(pair, options, memory, size, memory_there)
-                ceiling = [limits.copy(limit, size)]
-                throughput(options, report, side, size, ceiling, limits.core_distance(), figure)
+        for (figure, memory, memory_there, limit), end_pair in zip(ENDS, end_pairs, strict=True):
+            side = FabricSide(end_pair, options, memory, size, memory_there)
+            ceiling = [limits.copy(limit, size)]
+            throughput(options, report, side, size, ceiling, limits.core_distance(), figure)
 
 
 def run_gpu_limits(options: Options, report: BenchReport) -> None:

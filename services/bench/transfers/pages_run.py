@@ -31,22 +31,25 @@ def run_pages(options: Options, report: BenchReport) -> None:
     """Measure each page size, then the call with the long list."""
     report.expect(len(options.page_sizes) + 1)
     busy = options.limits_first
-    with BenchPair("gpu-limits" if options.on_gpu else "limits", options.deadline_at) as limit_pair:
+    with (
+        BenchPair("gpu-limits" if options.on_gpu else "limits", options.deadline_at) as limit_pair,
+        BenchPair("gpu" if options.on_gpu else "fabric", options.deadline_at) as pair,
+    ):
         limits = GpuLimitSide(limit_pair, options) if options.on_gpu else LimitSide(limit_pair, options)
+        pair.both("hello")  # which has begun then, and stands still beside the limits
         ceilings = {size: limits.page_limits(size, pages_of(options, size)) for size in options.page_sizes}
         if busy:
             # As for writes: beside a busy fabric the limits would be slow and flatter it.
             machine = limits.core_distance()
             for field in ceilings.values():
                 race(field, repeats=options.repeats, duration=options.duration, count=options.count or LISTS)
-        with BenchPair("gpu" if options.on_gpu else "fabric", options.deadline_at) as pair:
-            side = FabricSide(pair, options, options.memory, options.region_bytes, reads=options.reads)
-            for page_bytes, ceiling in ceilings.items():
-                if not busy:
-                    machine = limits.core_distance()
-                _lists(options, report, side, page_bytes, ceiling, machine)
-            _long_list(options, report, side)
-            report.check("counts", side.check_counts())
+        side = FabricSide(pair, options, options.memory, options.region_bytes, reads=options.reads)
+        for page_bytes, ceiling in ceilings.items():
+            if not busy:
+                machine = limits.core_distance()
+            _lists(options, report, side, page_bytes, ceiling, machine)
+        _long_list(options, report, side)
+        report.check("counts", side.check_counts())
 
 
 def pages_of(options: Options, page_bytes: int) -> int:

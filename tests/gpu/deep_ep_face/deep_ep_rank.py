@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from preloaded import PRELOADED
 
 PATIENCE_S, DEADLINE_S, SHORT_DEADLINE_S = 100.0, 20.0, 6.0
 
@@ -54,9 +55,8 @@ class DeepEpRank:
 
     def __init__(self, rank: int, ranks: int, meeting: Path, options: dict[str, Any]) -> None:
         """Start it."""
-        context = multiprocessing.get_context("spawn")
-        self.pipe, far = context.Pipe()
-        self.process = context.Process(target=_main, args=(far, rank, ranks, str(meeting), options))
+        self.pipe, far = PRELOADED.Pipe()
+        self.process = PRELOADED.Process(target=_main, args=(far, rank, ranks, str(meeting), options))
         self.process.start()
         far.close()
 
