@@ -17,7 +17,9 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
@@ -33,6 +35,7 @@ FLAVOURS = {"": "release", "address,undefined": "asan", "thread": "tsan"}
 if SANITIZE not in FLAVOURS:
     sys.exit(f"ASYNCFABRIC_SANITIZE must be one of {sorted(FLAVOURS)}, got {SANITIZE!r}")
 FLAVOUR = FLAVOURS[SANITIZE] + ("-debug" if DEBUG else "")
+LIBRARY = "libasyncfabric_native.a"
 
 
 def tool(name: str) -> str:
@@ -53,51 +56,70 @@ def commit() -> str:
 
 
 class BuildNative(build_ext):
-    """Build the static library, cythonize, then link the one extension."""
+    """Build the static library, and beside it translate and compile the one extension, which links it."""
 
     def build_extensions(self) -> None:
         """Compile by way of ccache, where it is installed and is not the compiler by another name."""
         ccache, compiler = shutil.which("ccache"), shutil.which(self.compiler.compiler_so_cxx[0])
         if ccache and compiler and Path(compiler).resolve().name != "ccache":
             self.compiler.compiler_so_cxx = [ccache, *self.compiler.compiler_so_cxx]
+        link = self.compiler.link_shared_object
+
+        def link_what_is_built(*arguments: Any, **options: Any) -> None:
+            self.building.result()
+            link(*arguments, **options)
+
+        self.compiler.link_shared_object = link_what_is_built
         super().build_extensions()
 
     def run(self) -> None:
-        """Run CMake first: the extension links what it leaves."""
+        """Run CMake and the compiler of the extension side by side: what the two have to do takes equally long."""
         # Not build_temp: editable installs would start from nothing. The presets of CMake use the same folders.
         native = ROOT / "build" / f"native-{FLAVOUR}"
-        library = self.build_library(native)
-        (extension,) = self.extensions
-        extension.extra_objects = [str(library)]
-        extension.depends = [str(library), *map(str, sorted((ROOT / "native" / "include").rglob("*.h")))]
-        (translated,) = cythonize(
-            [extension], build_dir=str(native / "cython"), include_path=[str(ROOT / "cython_ext")]
-        )
-        extension.sources = translated.sources
-        super().run()
+        configure(native)
+        self.force = self.force or not is_built(native)
+        with ThreadPoolExecutor(1) as pool:
+            self.building = pool.submit(run_ninja, native, "-j", JOBS)
+            (extension,) = self.extensions
+            extension.extra_objects = [str(native / LIBRARY)]
+            extension.depends = list(map(str, sorted((ROOT / "native" / "include").rglob("*.h"))))
+            (translated,) = cythonize(
+                [extension], build_dir=str(native / "cython"), include_path=[str(ROOT / "cython_ext")]
+            )
+            extension.sources = translated.sources
+            super().run()
+            self.building.result()
         if not self.inplace and not self.editable_mode:  # not compiled in: each commit would be compiled anew
             (Path(self.build_lib) / "asyncfabric" / "_native" / "commit.txt").write_text(commit())
 
-    def build_library(self, folder: Path) -> Path:
-        """Configure once, then build what changed."""
-        configure = [
-            tool("cmake"),
-            "-S",
-            str(ROOT / "native"),
-            "-B",
-            str(folder),
-            "-G",
-            "Ninja",
-            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-            f"-DCMAKE_BUILD_TYPE={'Debug' if DEBUG else 'RelWithDebInfo'}",
-            f"-DASYNCFABRIC_SANITIZE={SANITIZE}",
-            f"-DASYNCFABRIC_WERROR={WERROR}",
-        ]
-        subprocess.run(configure, check=True)
-        subprocess.run(
-            [tool("cmake"), "--build", str(folder), "--target", "asyncfabric_native", "-j", JOBS], check=True
-        )
-        return folder / "libasyncfabric_native.a"
+
+def configure(folder: Path) -> None:
+    """Let CMake look at what is there."""
+    command = [
+        tool("cmake"),
+        "-S",
+        str(ROOT / "native"),
+        "-B",
+        str(folder),
+        "-G",
+        "Ninja",
+        f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        f"-DCMAKE_BUILD_TYPE={'Debug' if DEBUG else 'RelWithDebInfo'}",
+        f"-DASYNCFABRIC_SANITIZE={SANITIZE}",
+        f"-DASYNCFABRIC_WERROR={WERROR}",
+    ]
+    subprocess.run(command, check=True)
+
+
+def run_ninja(folder: Path, *options: str, capture: bool = False) -> str:
+    """Build what changed of the library; return what is printed where that is captured."""
+    command = [tool("ninja"), "-C", str(folder), *options, "asyncfabric_native"]
+    return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE if capture else None).stdout or ""
+
+
+def is_built(folder: Path) -> bool:
+    """Return whether the library is as its sources are, so that an extension that links it need not be linked anew."""
+    return "no work to do" in run_ninja(folder, "-n", capture=True)
 
 
 def packages() -> list[str]:

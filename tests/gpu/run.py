@@ -160,7 +160,7 @@ def installed(package: str) -> bool:
 def spread(*arguments: str) -> tuple[str, ...]:
     """Return the command of some tests, on as many processes as the GPUs have memory for."""
     workers = max(1, min(8, sum(gpu_memory()) // WORKER_GIB))
-    processes = ("-n", str(workers)) if installed("xdist") else ()
+    processes = ("-n", str(workers), "--dist", "worksteal") if installed("xdist") else ()
     return (*PYTEST, *processes, *arguments)
 
 
@@ -222,11 +222,15 @@ def planted() -> None:
         left_out("planted faults", "no nvcc here")
 
 
-def side_by_side(*lanes: Callable[[], None]) -> None:
-    """Run what is not timed, as many lanes at once as the cores are enough for."""
-    with ThreadPoolExecutor(max(1, min(len(lanes), (os.cpu_count() or 1) // CORES_A_LANE))) as pool:
-        for lane in [pool.submit(lane) for lane in lanes]:
-            lane.result()
+def side_by_side(*lanes: Sequence[Callable[[], None]]) -> None:
+    """Run what is not timed: the steps of a lane in order, as many lanes at once as the cores are enough for."""
+
+    def run(lane: Sequence[Callable[[], None]]) -> None:
+        for one in lane:
+            one()
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // CORES_A_LANE)) as pool:
+        list(pool.map(run, lanes))
 
 
 def figures() -> None:
@@ -277,15 +281,13 @@ def main() -> None:
     if "vllm" in parts:
         vllm()
     tools = [partial(sanitized, tool) for tool in ("memcheck", "racecheck", "synccheck")]
-    first: dict[str, Sequence[Callable[[], None]]] = {"tests": [exchanges], "conformance": [dma_bufs, demo]}
-    then: dict[str, Sequence[Callable[[], None]]] = {
-        "tests": [tests],
-        "conformance": [conformance],
-        "sanitized": tools,
-        "planted": [planted],
-    }
-    for lanes in (first, then):
-        side_by_side(*(lane for part in parts for lane in lanes.get(part, ())))
+    lanes: list[Sequence[Callable[[], None]]] = [
+        [exchanges] * ("tests" in parts) + [conformance] * ("conformance" in parts),
+        [dma_bufs, demo] * ("conformance" in parts) + [tests] * ("tests" in parts),
+        *([tool] for tool in tools if "sanitized" in parts),
+        [planted] * ("planted" in parts),
+    ]
+    side_by_side(*lanes)
     if "tests" in parts:
         tests_alone()
     for part in sorted(set(PARTS) - set(parts)):

@@ -10,6 +10,7 @@ import sys
 
 import anyio
 from party import Party
+from preloaded import start_server
 
 import asyncfabric as af
 
@@ -44,4 +45,5 @@ async def _main(far: str) -> None:
 
 
 if __name__ == "__main__":
+    start_server()
     anyio.run(_main, sys.argv[1], backend="trio")
