@@ -11,6 +11,7 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc)
 PYTEST_FLAGS ?=
 WORKERS ?= 2
+BY_FILE = $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile --no-loadscope-reorder --basetemp=/tmp/af-tests-$$$$)  # to as many processes
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
 BIN := .venv/bin
@@ -95,7 +96,7 @@ test: test-native test-python  ## rings 0 to 5: architecture, unit, property, na
 # xdist's own order, by the number of tests, would begin the long ones last. Sockets in the folder for temporary files want
 # a short name.
 test-python: build $(STAMPS)/test-apt
-	$(BIN)/python -P -m pytest $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist loadfile --no-loadscope-reorder --basetemp=/tmp/af-tests-$$$$) $(PYTEST_FLAGS)
+	$(BIN)/python -P -m pytest $(BY_FILE) $(PYTEST_FLAGS)
 
 MINUTES ?= 60
 soak: build  ## all systems for MINUTES=60 while parts are killed and come back: answers compared, growth judged and drawn in build/soak
@@ -138,9 +139,9 @@ $(STAMPS)/doors-sglang: $(STAMPS)/packages Makefile
 	@touch $@
 
 doors: build $(STAMPS)/doors $(STAMPS)/doors-vllm $(STAMPS)/doors-sglang  ## ring 5 against foreign packages: the real NIXL, Ray, LMCache, vLLM, in an environment of their own
-	$(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors --ignore tests/doors/vllm_engines --ignore tests/doors/vllm_models --ignore tests/doors/vllm_experts
+	$(DOORS)/bin/python -P -m pytest $(BY_FILE) $(PYTEST_FLAGS) tests/doors --ignore tests/doors/vllm_engines --ignore tests/doors/vllm_models --ignore tests/doors/vllm_experts
 	for version in $(VLLM); do \
-	  PYTHONPATH=$(VLLM_PYTHON)/$$version $(DOORS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors/vllm_engines tests/doors/vllm_models tests/doors/vllm_experts; \
+	  PYTHONPATH=$(VLLM_PYTHON)/$$version $(DOORS)/bin/python -P -m pytest $(BY_FILE) $(PYTEST_FLAGS) tests/doors/vllm_models tests/doors/vllm_engines tests/doors/vllm_experts; \
 	done
 
 launchers: $(STAMPS)/launch-apt build  ## ring 5: clusters from one file, started by this machine, Slurm, torchrun; nodes killed under load

@@ -56,6 +56,15 @@ def random_model(family: str, seed: int = 7) -> tuple[Any, dict[str, torch.Tenso
     return model, state
 
 
+def known_here(family: str) -> None:
+    """Register vLLM's class of a family as loaded: else it starts a process that looks at it, for up to ten seconds."""
+    from vllm.model_executor.models import ModelRegistry
+
+    known = ModelRegistry.models[family]
+    if hasattr(known, "module_name"):
+        ModelRegistry.register_model(family, known.load_model_cls())
+
+
 class Ranks:
     """The ranks of an engine, each in its own process; makes models."""
 
@@ -88,6 +97,8 @@ class Ranks:
         from vllm.distributed import initialize_model_parallel
         from vllm.model_executor.model_loader.utils import initialize_model
 
+        for family in transformers.AutoConfig.from_pretrained(checkpoint).architectures:
+            known_here(family)
         options = VllmConfig(
             model_config=ModelConfig(
                 model=str(checkpoint),
