@@ -25,7 +25,7 @@ from asyncfabric.kv.outbox import KvJob, KvOutbox, open_outbox
 from asyncfabric.kv.pool import KvPool, PageTicket
 from asyncfabric.kv.posting import StreamProgress, StreamWrite
 from asyncfabric.kv.protocol import SourceAction, SourceMachine, SourceVerdict, TargetMachine, TargetState
-from asyncfabric.kv.relayout import Batch, KvPlan, PlacedPlan, context_rank, expected_arrivals, serves
+from asyncfabric.kv.relayout import Batch, KvPlan, PlacedPlan, context_rank, expected_arrivals, serves, writes_anything
 from asyncfabric.kv.stream import KvStream, open_stream
 from asyncfabric.kv.why import waiting
 
@@ -74,4 +74,5 @@ __all__ = [
     "open_stream",
     "serves",
     "waiting",
+    "writes_anything",
 ]

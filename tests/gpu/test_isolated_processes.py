@@ -14,7 +14,7 @@ LENGTH = (64 << 20) + 12345
 
 def _process(role: str, gpu: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("isolated.py")), role, str(LENGTH)],
+        [sys.executable, str(Path(__file__).parent / "programs" / "isolated.py"), role, str(LENGTH)],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

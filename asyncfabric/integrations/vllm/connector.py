@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
+from asyncfabric.integrations.vllm.layout import WorkerRank
 from asyncfabric.integrations.vllm.parent import end_with
 from asyncfabric.integrations.vllm.scheduling import Scheduling
 from asyncfabric.integrations.vllm.statistics import FabricMetrics, FabricStats
@@ -19,6 +20,7 @@ from asyncfabric.integrations.vllm.versions import (
     FullAttentionSpec,
     KVConnectorBase_V1,
     KVConnectorRole,
+    MLAAttentionSpec,
     SupportsHMA,
     transfer_results,
 )
@@ -56,12 +58,14 @@ class Connector(KVConnectorBase_V1, SupportsHMA):
             raise ValueError(f"a KvCache of groups ({kinds}) is not supported, only one group of FullAttentionSpec")
         self._blocks, self._tokens = int(kv_cache_config.num_blocks), int(specs[0].block_size)
         self._ranks = int(parallel.tensor_parallel_size)
+        latent = isinstance(specs[0], MLAAttentionSpec)
+        self._kv_heads = 1 if latent else int(vllm_config.model_config.get_total_num_kv_heads())
         self._scheduling: Scheduling | None = None
         self._working: Working | None = None
         self._failed_blocks: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
             engine = str(vllm_config.kv_transfer_config.engine_id)
-            self._scheduling = Scheduling(engine, self._tokens, self._ranks)
+            self._scheduling = Scheduling(engine, self._tokens, self._ranks, self._kv_heads)
 
     # ---- worker ----
 
@@ -72,15 +76,14 @@ class Connector(KVConnectorBase_V1, SupportsHMA):
             kv_caches,
             count=self._blocks,
             tokens=self._tokens,
-            rank=get_tensor_model_parallel_rank(),
-            ranks=self._ranks,
+            place=WorkerRank(get_tensor_model_parallel_rank(), self._ranks, self._kv_heads),
             lease_s=float(settings.get("lease_s", LEASE_S)),
             load_deadline_s=float(settings.get("load_deadline_s", LOAD_DEADLINE_S)),
         )
 
     def get_handshake_metadata(self) -> WorkerAddress | None:
         """Return the address of this worker, which vLLM carries to the scheduler's side."""
-        return WorkerAddress(bytes(self._working.fabric.address)) if self._working is not None else None
+        return self._working.address if self._working is not None else None
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Take a step before its forward pass; vLLM 0.33 may start loads only after it."""

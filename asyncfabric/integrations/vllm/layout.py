@@ -8,12 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import msgspec
 import torch
 
 from asyncfabric.blocking import Fabric, Region
 from asyncfabric.integrations.torch_memory import storage_bytes, storage_range
+from asyncfabric.kv import KvLayout
+
+
+class WorkerRank(NamedTuple):
+    """A worker in its engine: its rank of how many, and the heads of keys and values of the whole model."""
+
+    rank: int
+    ranks: int
+    kv_heads: int
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -24,26 +34,57 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     stride: int
 
 
+class Split(msgspec.Struct, frozen=True):
+    """How the blocks of a worker divide by heads, for engines of another tensor parallelism.
+
+    Attributes:
+        heads: the heads of the model and those of this worker; `head_dim` counts bytes of a head in one token.
+        order: within a block NHD or HND, as in KvLayout; "" for one head, which is both.
+        planes: of keys and values one after the other within a block; 1 where they are side by side or elsewhere.
+    """
+
+    heads: KvLayout
+    order: str
+    planes: int
+
+
 class WorkerLayout(msgspec.Struct, frozen=True, array_like=True):
     """The blocks of one worker.
 
     Attributes:
+        rank, ranks: of the worker in its engine.
         shape: names and values that must be equal at both engines.
+        whole: the same for engines of as many workers, which exchange whole blocks.
         keys: rights to write the regions, in bytes.
         layers: for each layer its pieces; most layouts have one.
+        split: how blocks divide by heads; None where that cannot be read off the tensors.
     """
 
+    rank: int
+    ranks: int
     shape: dict[str, str]
+    whole: dict[str, str]
     keys: list[bytes]
     layers: list[list[Piece]]
+    split: Split | None
 
     def differences(self, other: WorkerLayout) -> str:
-        """Return the names that differ with both values, or nothing."""
-        names = sorted(self.shape.keys() | other.shape.keys())
+        """Return why blocks cannot be exchanged, the names that differ with both values; or nothing."""
+        mine, theirs = dict(self.shape), dict(other.shape)
+        if self.ranks == other.ranks:
+            mine |= self.whole
+            theirs |= other.whole
+        elif self.split is None or other.split is None:
+            return (
+                f"tensor_parallel_size {self.ranks} here and {other.ranks} there, and which bytes of a block belong to"
+                f" a head cannot be read off its order {self.whole.get('block_order')}"
+            )
+        elif self.split.order and other.split.order:
+            mine["head_order"], theirs["head_order"] = self.split.order, other.split.order
         return ", ".join(
-            f"{name} {self.shape.get(name)} here and {other.shape.get(name)} there"
-            for name in names
-            if self.shape.get(name) != other.shape.get(name)
+            f"{name} {mine.get(name)} here and {theirs.get(name)} there"
+            for name in sorted(mine.keys() | theirs.keys())
+            if mine.get(name) != theirs.get(name)
         )
 
 
@@ -59,7 +100,7 @@ class WorkerBlocks:
 
 
 def read_blocks(
-    fabric: Fabric, caches: Mapping[str, torch.Tensor], count: int, tokens: int, ranks: int
+    fabric: Fabric, caches: Mapping[str, torch.Tensor], count: int, tokens: int, place: WorkerRank
 ) -> WorkerBlocks:
     """Register the memory behind the tensors of all layers and return where their blocks are.
 
@@ -68,7 +109,7 @@ def read_blocks(
         caches: the tensor of each layer, by its name.
         count: how many blocks each has.
         tokens: tokens of a block.
-        ranks: workers of the engine.
+        place: this worker in its engine.
 
     Raises:
         ValueError: a tensor without a dimension of `count`, or layers whose blocks differ in size or order.
@@ -77,7 +118,7 @@ def read_blocks(
     regions: dict[tuple[str, int, int], int] = {}
     opened: list[Region] = []
     layers: list[list[Piece]] = []
-    orders: set[tuple[int, str]] = set()
+    orders: set[tuple[int, str, Split | None]] = set()
     for name, tensor in caches.items():
         memory = storage_range(tensor)
         if memory not in regions:
@@ -86,23 +127,59 @@ def read_blocks(
         begin = tensor.data_ptr() - memory.address
         pieces, page_bytes, order = _pieces(name, tensor, count)
         layers.append([Piece(regions[memory], begin + offset, stride) for offset, stride in pieces])
-        orders.add((page_bytes, order))
+        orders.add((page_bytes, order, split_of(tensor, count, tokens, len(caches), place)))
     if len(orders) != 1:
-        raise ValueError(f"blocks of all layers must have one size and one order, found {sorted(orders)}")
-    page_bytes, order = next(iter(orders))
+        raise ValueError(f"blocks of all layers must have one size and one order, found {sorted(map(str, orders))}")
+    page_bytes, order, split = next(iter(orders))
     shape = {
-        "block_bytes": str(page_bytes),
         "block_tokens": str(tokens),
-        "block_order": order,
         "layers": str(len(layers)),
-        "pieces": str(len(layers[0])),
         "dtype": str(next(iter(caches.values())).dtype),
-        "tensor_parallel_size": str(ranks),
+        "kv_heads": str(place.kv_heads),
     }
+    if split is not None:
+        shape |= {"head_bytes": str(split.heads.head_dim), "planes": str(split.planes * len(layers[0]))}
+    whole = {"block_bytes": str(page_bytes), "block_order": order, "pieces": str(len(layers[0]))}
     keys = [bytes(region.key("write")) for region in opened]
     names = {name: number for number, name in enumerate(caches)}
     on_gpu = next(iter(caches.values())).device.type != "cpu"
-    return WorkerBlocks(WorkerLayout(shape, keys, layers), opened, page_bytes, names, on_gpu)
+    layout = WorkerLayout(place.rank, place.ranks, shape, whole, keys, layers, split)
+    return WorkerBlocks(layout, opened, page_bytes, names, on_gpu)
+
+
+def split_of(tensor: torch.Tensor, count: int, tokens: int, layers: int, place: WorkerRank) -> Split | None:
+    """Return how the blocks of a layer divide by heads, or None where that cannot be read off its tensor.
+
+    vLLM's last dimension is a head in one token, the two before it are tokens and heads, in either order; what comes
+    before these are keys and values. Latent attention has no dimension of heads.
+    """
+    if place.kv_heads % place.ranks and place.ranks % place.kv_heads:
+        return None
+    heads = KvLayout(
+        layers=layers,
+        kv_heads=place.kv_heads,
+        head_dim=tensor.shape[-1] * tensor.element_size(),
+        page_tokens=tokens,
+        dtype="uint8",
+        tp_rank=place.rank,
+        tp_size=place.ranks,
+    )
+    at = list(tensor.shape).index(count)
+    inner = [d for d in range(tensor.dim() - 1) if d != at]
+    local = heads.local_heads
+    if len(inner) < 2:
+        latent = place.kv_heads == 1 and [tensor.shape[d] for d in inner] == [tokens]
+        return Split(heads, "", 1) if latent else None
+    planes, (one, other) = inner[:-2], inner[-2:]
+    sizes = (tensor.shape[one], tensor.shape[other])
+    if tensor.stride(-1) != 1 or sizes not in ((tokens, local), (local, tokens)) or (tokens == local and local > 1):
+        return None
+    token, head = (one, other) if sizes == (tokens, local) else (other, one)
+    within = [d for d in planes if tensor.stride(d) < tensor.stride(at)]
+    if any(tensor.stride(d) < max(tensor.stride(token), tensor.stride(head)) for d in within if tensor.shape[d] > 1):
+        return None
+    order = "" if local == 1 else "NHD" if tensor.stride(token) > tensor.stride(head) else "HND"
+    return Split(heads, order, prod(tensor.shape[d] for d in within))
 
 
 def _pieces(name: str, tensor: torch.Tensor, count: int) -> tuple[list[tuple[int, int]], int, str]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from asyncfabric import Peer
 from asyncfabric.blocking import Fabric, ImmCounter
 from asyncfabric.errors import FabricError
+from asyncfabric.integrations.vllm.heads import arrivals_of, sources_of
 from asyncfabric.integrations.vllm.layout import WorkerBlocks
 from asyncfabric.integrations.vllm.messages import Cancel, Ended, Mail, Offer, Source
 from asyncfabric.integrations.vllm.statistics import BLOCKS, BYTES, CANCELLED, FAILED, LOAD, SECONDS, FabricStats
@@ -29,21 +30,39 @@ LOSS_CHECK_S = 0.05
 
 
 @dataclass
+class Feeder:
+    """A worker of the source that pushes to this one; `ended`: it has confirmed an end, or was offered nothing."""
+
+    address: bytes
+    connecting: Future[Peer] | None
+    peer: Peer | None = None
+    fence: Future[None] | None = None
+    ended: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing can arrive from it any more."""
+        return self.ended or (self.fence is not None and self.fence.done())
+
+
+@dataclass
 class Incoming:
-    """A request whose blocks another engine pushes."""
+    """A request whose blocks another engine pushes; `need`: the arrivals of all of them."""
 
     load: Loading
-    address: bytes
+    feeders: list[Feeder]
+    need: int
     begun: float
     deadline: float
-    connecting: Future[Peer] | None = None
-    peer: Peer | None = None
     counter: ImmCounter | None = None
     stopping_until: float | None = None
-    fence: Future[None] | None = None
     failed: str = ""
     cancelled: bool = False
-    ended: bool = False
+
+    @property
+    def arrived(self) -> bool:
+        """Whether all blocks are whole."""
+        return self.counter is not None and self.counter.value >= self.need
 
 
 class Loads(NamedTuple):
@@ -57,11 +76,9 @@ class Loads(NamedTuple):
 class Loadings:
     """All requests whose blocks other engines push to this worker."""
 
-    def __init__(
-        self, fabric: Fabric, mail: Mail, blocks: WorkerBlocks, rank: int, deadline_s: float, stats: FabricStats
-    ) -> None:
-        """Offer `blocks` to the worker of the same rank; a load that takes longer than `deadline_s` has failed."""
-        self._fabric, self._mail, self._blocks, self._rank = fabric, mail, blocks, rank
+    def __init__(self, fabric: Fabric, mail: Mail, blocks: WorkerBlocks, deadline_s: float, stats: FabricStats) -> None:
+        """Offer `blocks` to the workers that push to this one; a load of more than `deadline_s` seconds has failed."""
+        self._fabric, self._mail, self._blocks = fabric, mail, blocks
         self._deadline_s, self._stats = deadline_s, stats
         self._beside = ThreadPoolExecutor(1, "asyncfabric-connecting")
         self._requests: dict[str, Incoming] = {}
@@ -70,12 +87,18 @@ class Loadings:
 
     def begin(self, load: Loading) -> None:
         """Connect to the source of a request, and offer it blocks as soon as that is done."""
-        now = time.monotonic()
-        address = load.source.address(self._rank)
-        found = Incoming(load, address, now, now + self._deadline_s)
+        now, source, layout = time.monotonic(), load.source, self._blocks.layout
+        there = len(source.addresses)
+        addresses = [source.address(rank) for rank in sources_of(layout, there)]
+        found = Incoming(
+            load,
+            [Feeder(address, self._connect(address)) for address in addresses],
+            need=len(load.blocks) * arrivals_of(layout, there, source.order),
+            begun=now,
+            deadline=now + self._deadline_s,
+        )
         self._requests[load.request] = found
-        found.connecting = self._connect(address)
-        self._opened(found)
+        self._open(found)
 
     def refuse(self, source: Source) -> None:
         """Have the source of a request that is not wanted give its blocks back."""
@@ -87,12 +110,14 @@ class Loadings:
             found.cancelled = True
             self._stop(found, "cancelled")
 
-    def ended(self, message: Ended) -> None:
+    def ended(self, peer: Peer, message: Ended) -> None:
         """Take a source's confirmation that nothing of a transfer is under way."""
         for found in self._requests.values():
-            if found.load.source.transfer == message.transfer and not self._arrived(found):
-                found.ended = True
-                found.failed = found.failed or message.reason
+            if found.load.source.transfer == message.transfer and not found.arrived:
+                for feeder in found.feeders:
+                    if feeder.peer is not None and feeder.peer.id == peer.id:
+                        feeder.ended = True
+                        self._stop(found, message.reason)
 
     def advance(self) -> Loads:
         """Look at every load; return those that have ended."""
@@ -102,8 +127,7 @@ class Loadings:
             self._checked = now
         loads = Loads(set(), set(), set())
         for name, found in list(self._requests.items()):
-            if found.connecting is not None:
-                self._opened(found)
+            self._open(found)
             if self._over(found, now, look):
                 del self._requests[name]
                 self._report(found, loads, now)
@@ -121,77 +145,76 @@ class Loadings:
             return done
         return self._beside.submit(self._fabric.connect, address)
 
-    def _opened(self, found: Incoming) -> None:
-        assert found.connecting is not None
-        if not found.connecting.done():
+    def _open(self, found: Incoming) -> None:
+        """Offer blocks to the workers of the source that have been connected meanwhile."""
+        for feeder in found.feeders:
+            if feeder.connecting is not None and feeder.connecting.done():
+                connecting, feeder.connecting = feeder.connecting, None
+                try:
+                    feeder.peer = self._peers[feeder.address] = connecting.result()
+                    self._offer(found, feeder)
+                except (FabricError, ValueError) as error:
+                    if feeder.peer is None:
+                        feeder.ended = True  # no block was ever offered to it
+                    else:
+                        self._cut(feeder)
+                    self._stop(found, str(error))
+
+    def _offer(self, found: Incoming, feeder: Feeder) -> None:
+        assert feeder.peer is not None
+        load, layout = found.load, self._blocks.layout
+        if found.failed:
+            feeder.ended = True  # as above
+            self._mail.send(feeder.peer, Cancel(load.source.transfer, layout.rank, layout.ranks))
             return
-        try:
-            found.peer = self._peers[found.address] = found.connecting.result()
-            if not found.failed:
-                found.counter = self._fabric.counter()
-                load = found.load
-                offer = Offer(load.source.transfer, load.first, load.blocks, found.counter.imm, self._blocks.layout)
-                self._mail.send(found.peer, offer)
-            elif found.cancelled:
-                self._mail.send(found.peer, Cancel(found.load.source.transfer))
-                found.ended = True  # no block was ever offered
-        except (FabricError, ValueError) as error:
-            found.failed = found.failed or str(error)
-            found.ended = found.counter is None  # no block was ever offered
-            if found.counter is not None:
-                self._cut(found)
-        found.connecting = None
+        if found.counter is None:
+            found.counter = self._fabric.counter()
+        self._mail.send(feeder.peer, Offer(load.source.transfer, load.first, load.blocks, found.counter.imm, layout))
 
     def _over(self, found: Incoming, now: float, look: bool) -> bool:
-        if found.connecting is not None:
-            return False
-        if found.ended or self._arrived(found):
+        if found.arrived:
             return True
-        if found.fence is not None:
-            return found.fence.done()
-        if look and found.peer is not None and found.peer.lost:
-            found.failed = found.failed or f"{found.peer!r} is lost"
-            self._cut(found)
-        elif found.stopping_until is not None:
-            if now > found.stopping_until:
-                self._cut(found)
-        elif now > found.deadline:
+        for feeder in found.feeders:
+            if look and feeder.peer is not None and feeder.peer.lost and not feeder.over and feeder.fence is None:
+                self._cut(feeder)
+                self._stop(found, f"{feeder.peer!r} is lost")
+        if found.stopping_until is None and now > found.deadline:
             self._stop(found, f"not all blocks have arrived within {self._deadline_s:g} s")
-        return False
-
-    def _arrived(self, found: Incoming) -> bool:
-        return found.counter is not None and found.counter.value >= self._need(found)
-
-    def _need(self, found: Incoming) -> int:
-        return len(found.load.blocks) * sum(map(len, self._blocks.layout.layers))
+        if found.stopping_until is not None and now > found.stopping_until:
+            for feeder in found.feeders:
+                if feeder.peer is not None and not feeder.ended and feeder.fence is None:
+                    self._cut(feeder)
+        return all(feeder.over for feeder in found.feeders)
 
     def _stop(self, found: Incoming, reason: str) -> None:
-        if found.stopping_until is not None or found.fence is not None:
+        """Fail a load: every worker of the source shall push no more, and confirm that."""
+        if found.stopping_until is not None:
             return
-        found.failed = found.failed or reason
+        found.failed = reason
         found.stopping_until = time.monotonic() + CONFIRM_S
-        if found.peer is not None:
-            try:
-                self._mail.send(found.peer, Cancel(found.load.source.transfer))
-            except FabricError:
-                self._cut(found)
+        layout = self._blocks.layout
+        for feeder in found.feeders:
+            if feeder.peer is not None and not feeder.ended and feeder.fence is None:
+                try:
+                    self._mail.send(feeder.peer, Cancel(found.load.source.transfer, layout.rank, layout.ranks))
+                except FabricError:
+                    self._cut(feeder)
 
-    def _cut(self, found: Incoming) -> None:
-        """Disconnect the source: what it still writes is refused from then on."""
-        assert found.peer is not None
-        peer = found.peer
-        self._peers.pop(found.address, None)
-        found.fence = self._beside.submit(self._fabric.disconnect, peer)
+    def _cut(self, feeder: Feeder) -> None:
+        """Disconnect a worker of the source: what it still writes is refused from then on."""
+        assert feeder.peer is not None
+        self._peers.pop(feeder.address, None)
+        feeder.fence = self._beside.submit(self._fabric.disconnect, feeder.peer)
 
     def _report(self, found: Incoming, loads: Loads, now: float) -> None:
-        whole = self._arrived(found)
+        whole = found.arrived
         if found.counter is not None:
             found.counter.close()
         loads.over.add(found.load.request)
         if found.cancelled:
             self._stats.data[CANCELLED] += 1
         elif whole:
-            count = self._need(found) * self._blocks.page_bytes
+            count = len(found.load.blocks) * sum(map(len, self._blocks.layout.layers)) * self._blocks.page_bytes
             self._stats.moved(LOAD, found.load.request, int(found.begun * 1e9), int(now * 1e9), count)
             self._stats.data[SECONDS].append(now - found.begun)
             self._stats.data[BYTES].append(count)
@@ -203,8 +226,12 @@ class Loadings:
             loads.blocks.update(found.load.blocks)
 
     def _refuse(self, source: Source) -> None:
-        try:
-            peer = self._fabric.connect(source.address(self._rank))
-            self._mail.send(peer, Cancel(source.transfer))
-        except (FabricError, ValueError) as error:
-            logger.info("transfer %s ends with its lease, since its source is not reached: %s", source.transfer, error)
+        layout = self._blocks.layout
+        for rank in sources_of(layout, len(source.addresses)):
+            try:
+                peer = self._fabric.connect(source.address(rank))
+                self._mail.send(peer, Cancel(source.transfer, layout.rank, layout.ranks))
+            except (FabricError, ValueError) as error:
+                logger.info(
+                    "transfer %s ends with its lease, since its source is not reached: %s", source.transfer, error
+                )

@@ -32,10 +32,12 @@ class Source(msgspec.Struct, frozen=True):
     Attributes:
         transfer: the name of the transfer, the same at both engines.
         addresses: of the fabric of each worker, in base64.
+        order: Split.order of the workers.
     """
 
     transfer: str
     addresses: list[str]
+    order: str = ""
 
     def address(self, rank: int) -> bytes:
         """Return the address of a worker's fabric."""
@@ -53,9 +55,11 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Decode to prefill: push no more of a transfer, and confirm when nothing of it is under way."""
+    """Decode to prefill: push no more of a transfer to a worker, and confirm when nothing of it is under way."""
 
     transfer: str
+    rank: int
+    ranks: int
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):

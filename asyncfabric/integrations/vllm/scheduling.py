@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from asyncfabric.integrations.vllm.heads import may_exchange
 from asyncfabric.integrations.vllm.messages import PARAMS, Source, source_of
 from asyncfabric.integrations.vllm.steps import Computing, ConnectorStep, Loading, WorkerAddress
 from asyncfabric.integrations.vllm.versions import RequestStatus
@@ -30,10 +31,11 @@ class _Producing:
 class Scheduling:
     """What the scheduler knows of transfers."""
 
-    def __init__(self, engine: str, block_tokens: int, ranks: int) -> None:
-        """Name transfers after `engine`; every block has `block_tokens` tokens, every engine `ranks` workers."""
-        self._engine, self._tokens, self._ranks = engine, block_tokens, ranks
+    def __init__(self, engine: str, block_tokens: int, ranks: int, kv_heads: int) -> None:
+        """Name transfers after `engine`; every block has `block_tokens` tokens, the model `kv_heads` heads."""
+        self._engine, self._tokens, self._ranks, self._kv_heads = engine, block_tokens, ranks, kv_heads
         self._addresses: list[str] = []
+        self._order = ""
         self._producing: dict[str, _Producing] = {}
         self._loading: set[str] = set()
         self._next = ConnectorStep()
@@ -41,21 +43,24 @@ class Scheduling:
     def meet(self, workers: dict[int, WorkerAddress]) -> None:
         """Take the addresses of the workers of this engine, by rank."""
         self._addresses = [base64.b64encode(workers[rank].address).decode() for rank in sorted(workers)]
+        self._order = workers[min(workers)].order if workers else ""
 
     def matched(self, request: Any, computed: int) -> int:
         """Return how many tokens of a prompt beyond the `computed` ones another engine pushes."""
         params = request.kv_transfer_params
         if not params or not params.get("do_remote_prefill"):
             return 0
-        source = source_of(params)
-        if source is None or len(source.addresses) != self._ranks:
+        if self._usable(params) is None:
+            source = source_of(params)
             there = "no engine of this connector" if source is None else f"{len(source.addresses)} workers"
             logger.error(
                 "request %s is computed here: its kv_transfer_params name %s, and this engine has "
-                "tensor_parallel_size %d; both engines need this connector and equal sizes",
+                "tensor_parallel_size %d; both engines need this connector, and each size must divide the %d heads "
+                "of keys and values or be a multiple of them",
                 request.request_id,
                 there,
                 self._ranks,
+                self._kv_heads,
             )
             params["do_remote_prefill"] = False
             return 0
@@ -106,17 +111,22 @@ class Scheduling:
         if found := self._producing.pop(name, None):
             aborted = request.status not in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
             self._next.held[name] = aborted
-            source = msgspec.to_builtins(Source(found.transfer, self._addresses))
+            source = msgspec.to_builtins(Source(found.transfer, self._addresses, self._order))
             # A proxy made for the stock connector passes these on, or looks for them.
             known = {"remote_engine_id": self._engine, "remote_request_id": name, "remote_block_ids": []}
             answer = {"do_remote_prefill": True, "do_remote_decode": False, **known, PARAMS: source}
             return True, None if aborted else answer
         if name in self._loading:
             self._next.cancelled.append(name)
-        elif params.get("do_remote_prefill") and (source := source_of(params)) and len(source.addresses) == self._ranks:
+        elif params.get("do_remote_prefill") and (source := self._usable(params)) is not None:
             self._next.unwanted.append(source)
             params["do_remote_prefill"] = False
         return False, None
+
+    def _usable(self, params: dict[str, Any]) -> Source | None:
+        source = source_of(params)
+        usable = source is not None and may_exchange(self._kv_heads, self._ranks, len(source.addresses))
+        return source if usable else None
 
     def _compute(
         self, step: ConnectorStep, scheduled: Any, name: str, blocks: list[int], computed: int, *, anew: bool

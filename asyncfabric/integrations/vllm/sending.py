@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from asyncfabric import Peer, RegionKey
 from asyncfabric.blocking import Fabric, Transfer, wait_all
 from asyncfabric.errors import FabricError
+from asyncfabric.integrations.vllm.heads import may_exchange, targets_of, writes_of
 from asyncfabric.integrations.vllm.layout import After, WorkerBlocks
 from asyncfabric.integrations.vllm.messages import Cancel, Ended, Mail, Offer
 from asyncfabric.integrations.vllm.statistics import EXPIRED, PUSH, PUSHED, FabricStats
@@ -29,23 +30,50 @@ CANCELLED_THERE = "the engine that decodes has cancelled the request"
 
 
 @dataclass
+class PushTarget:
+    """A worker that a request's blocks are pushed to; `pushed`: how many of them, by layer."""
+
+    pushed: list[int]
+    peer: Peer | None = None
+    offer: Offer | None = None
+    keys: list[RegionKey] = field(default_factory=list)
+    under_way: list[Transfer] = field(default_factory=list)
+    stopped: str = ""
+    answered: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it was pushed."""
+        return self.offer is not None and all(count >= len(self.offer.blocks) for count in self.pushed)
+
+
+@dataclass
 class Outgoing:
-    """A request that is computed here for another engine."""
+    """A request that is computed here for another engine, of which the first offer shows how many workers it has."""
 
     request: str
     transfer: str
     total: int
     blocks: list[int]
     computed: list[int]
-    pushed: list[int]
-    offer: Offer | None = None
-    peer: Peer | None = None
-    keys: list[RegionKey] = field(default_factory=list)
-    under_way: list[Transfer] = field(default_factory=list)
+    targets: dict[int, PushTarget] | None = None
+    ranks: int = 0
     begun_ns: int = 0
     bytes: int = 0
     stopped: str = ""
     held_until: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is pushed any more, as far as the offers show."""
+        if self.targets is None:
+            return bool(self.stopped)
+        return all(each.whole or each.stopped for each in self.targets.values())
+
+    @property
+    def under_way(self) -> list[Transfer]:
+        """What reads its blocks."""
+        return [each for target in (self.targets or {}).values() for each in target.under_way]
 
 
 class Sending:
@@ -67,9 +95,10 @@ class Sending:
         """
         self._fabric, self._mail, self._blocks, self._tokens = fabric, mail, blocks, tokens
         self._lease_s, self._stats, self._after = lease_s, stats, after
+        self._kv_heads = int(blocks.layout.shape["kv_heads"])
         self._requests: dict[str, Outgoing] = {}
         self._transfers: dict[str, Outgoing] = {}
-        self._early: OrderedDict[str, tuple[Peer, Offer | Cancel]] = OrderedDict()
+        self._early: OrderedDict[tuple[str, int], tuple[Peer, Offer | Cancel]] = OrderedDict()
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._step: list[tuple[Outgoing, int]] = []
         self._computes: object = None
@@ -82,14 +111,14 @@ class Sending:
         for work in computing:
             found = self._requests.get(work.request)
             if found is None:
-                zeros = [0] * layers
-                found = Outgoing(work.request, work.transfer, work.total, work.blocks, zeros, list(zeros))
+                found = Outgoing(work.request, work.transfer, work.total, work.blocks, [0] * layers)
                 self._requests[work.request] = self._transfers[work.transfer] = found
-                match self._early.pop(work.transfer, None):
-                    case (peer, Offer() as offer):
-                        self.accept(peer, offer)
-                    case (peer, Cancel() as cancel):
-                        self.cancel(peer, cancel)
+                for early in [each for each in self._early if each[0] == work.transfer]:
+                    match self._early.pop(early):
+                        case (peer, Offer() as offer):
+                            self.accept(peer, offer)
+                        case (peer, Cancel() as cancel):
+                            self.cancel(peer, cancel)
             found.blocks = work.blocks
             self._step.append((found, work.end))
 
@@ -98,7 +127,8 @@ class Sending:
         self._computes = self._after()
         for found, end in self._step:
             found.computed[number] = max(found.computed[number], end)
-            self._push(found, number)
+            for target in (found.targets or {}).values():
+                self._push(found, target, number)
 
     def finish_step(self) -> None:
         """Push what was not pushed layer by layer."""
@@ -110,7 +140,7 @@ class Sending:
         """Keep the blocks of a finished request until they are pushed or its lease ends; stop if it was aborted."""
         found = self._requests.get(request)
         if found is None:  # aborted before its first step
-            found = self._requests[request] = Outgoing(request, "", 0, [], [], [])
+            found = self._requests[request] = Outgoing(request, "", 0, [], [])
         found.held_until = time.monotonic() + self._lease_s
         if aborted:
             self._stop(found, "the engine that prefills has aborted the request")
@@ -126,126 +156,170 @@ class Sending:
                 found.computed, found.blocks = [0] * len(found.computed), []  # an offer that comes now pushes nothing
 
     def accept(self, peer: Peer, offer: Offer) -> None:
-        """Take the blocks that another engine offers for a transfer, which may be yet to come."""
-        found = self._transfers.get(offer.transfer)
+        """Take the blocks that a worker of another engine offers for a transfer, which may be yet to come."""
+        rank, found = offer.layout.rank, self._transfers.get(offer.transfer)
         if found is None:
             if offer.transfer in self._ended:
                 self._answer(peer, offer.transfer, self._ended[offer.transfer])
-            elif isinstance(self._early.get(offer.transfer, (peer, None))[1], Cancel):  # an offer in parts comes later
+            elif isinstance(self._early.get((offer.transfer, rank), (peer, None))[1], Cancel):  # one in parts is late
                 self._answer(peer, offer.transfer, CANCELLED_THERE)
             else:
-                self._keep(peer, offer)
+                self._keep(peer, offer, rank)
             return
-        found.peer, found.offer = peer, offer
+        target = self._target(found, peer, rank, offer.layout.ranks)
+        if target is None:
+            return
+        if target.stopped:
+            self._answer(peer, offer.transfer, target.stopped)
+            return
+        target.offer = offer
         needed = -(-found.total // self._tokens)
         if different := self._blocks.layout.differences(offer.layout):
-            self._stop(found, f"the engines differ: {different}")
+            self._stop_target(found, target, f"the engines differ: {different}")
         elif offer.first + len(offer.blocks) != needed:
-            self._stop(found, f"{offer.first} + {len(offer.blocks)} blocks were offered for a prompt of {needed}")
+            reason = f"{offer.first} + {len(offer.blocks)} blocks were offered for a prompt of {needed}"
+            self._stop_target(found, target, reason)
         else:
             try:
-                found.keys = [RegionKey.from_bytes(key) for key in offer.layout.keys]
+                target.keys = [RegionKey.from_bytes(key) for key in offer.layout.keys]
             except ValueError as error:
-                self._stop(found, f"the offer is malformed: {error}")
+                self._stop_target(found, target, f"the offer is malformed: {error}")
             for number in range(len(found.computed)):
-                self._push(found, number)
+                self._push(found, target, number)
 
     def cancel(self, peer: Peer, cancel: Cancel) -> None:
-        """Push no more of a transfer; the answer goes out when nothing of it is under way."""
+        """Push no more of a transfer to a worker; the answer goes out when nothing of it is under way."""
         found = self._transfers.get(cancel.transfer)
         if found is None or cancel.transfer in self._ended:
             self._answer(peer, cancel.transfer, self._ended.get(cancel.transfer, CANCELLED_THERE))
             if cancel.transfer not in self._ended:
-                self._keep(peer, cancel)
+                self._keep(peer, cancel, cancel.rank)
             return
-        found.peer = peer
-        self._stop(found, CANCELLED_THERE)
+        target = self._target(found, peer, cancel.rank, cancel.ranks)
+        if target is not None:
+            target.answered = False
+            self._stop_target(found, target, CANCELLED_THERE)
 
     def advance(self) -> set[str]:
         """Look at what is under way; return the requests whose blocks nothing reads any more."""
         over: set[str] = set()
         now = time.monotonic()
         for found in list(self._requests.values()):
-            self._look(found)
-            if found.under_way:
+            for target in (found.targets or {}).values():
+                self._look(found, target)
+            if not found.over and found.held_until is not None and now > found.held_until:
+                self._expire(found)
+            if found.under_way or not found.over:
                 continue
-            whole = found.offer is not None and all(count >= len(found.offer.blocks) for count in found.pushed)
-            expired = found.offer is None and found.held_until is not None and now > found.held_until
-            if expired and not found.stopped:
-                self._stats.data[EXPIRED] += 1
-                found.stopped = f"no engine asked for its blocks within {self._lease_s:g} s"
-            if found.stopped and found.transfer and found.transfer not in self._ended:
-                if found.peer is not None:
-                    self._answer(found.peer, found.transfer, found.stopped)
-                self._remember(found.transfer, found.stopped)
-            if (whole or found.stopped) and found.held_until is not None:
-                if whole and found.bytes:
+            reason = found.stopped or next(
+                (each.stopped for each in (found.targets or {}).values() if each.stopped), "all of it was pushed"
+            )
+            if found.transfer and found.transfer not in self._ended and (found.held_until is not None or found.stopped):
+                self._remember(found.transfer, reason)
+            if found.held_until is not None:
+                if found.bytes and all(each.whole for each in (found.targets or {}).values()):
                     self._stats.moved(PUSH, found.request, found.begun_ns, time.monotonic_ns(), found.bytes)
                 over.add(found.request)
                 del self._requests[found.request]
                 self._transfers.pop(found.transfer, None)
-                self._remember(found.transfer, found.stopped or "all of it was pushed")
         return over
 
-    def _keep(self, peer: Peer, message: Offer | Cancel) -> None:
-        self._early.pop(message.transfer, None)
-        self._early[message.transfer] = (peer, message)
+    def _expire(self, found: Outgoing) -> None:
+        """Stop what nobody has asked for; pushes that began go on."""
+        reason = f"no engine asked for its blocks within {self._lease_s:g} s"
+        missing = [each for each in (found.targets or {}).values() if each.offer is None and not each.stopped]
+        if found.targets is None:
+            found.stopped = reason
+        elif not missing:
+            return
+        for target in missing:
+            target.stopped = reason
+        self._stats.data[EXPIRED] += 1
+
+    def _target(self, found: Outgoing, peer: Peer, rank: int, ranks: int) -> PushTarget | None:
+        """Return the state of a worker that is pushed to; None, and an answer, for one that is not."""
+        layout = self._blocks.layout
+        if found.targets is None and not found.stopped and may_exchange(self._kv_heads, layout.ranks, ranks):
+            found.ranks = ranks
+            found.targets = {each: PushTarget([0] * len(found.computed)) for each in targets_of(layout, ranks)}
+        target = (found.targets or {}).get(rank) if ranks == found.ranks else None
+        if target is None:
+            reason = found.stopped or f"worker {rank} of {ranks} gets nothing from worker {layout.rank}"
+            self._answer(peer, found.transfer, reason)
+        else:
+            target.peer = peer
+        return target
+
+    def _keep(self, peer: Peer, message: Offer | Cancel, rank: int) -> None:
+        self._early.pop((message.transfer, rank), None)
+        self._early[message.transfer, rank] = (peer, message)
         while len(self._early) > REMEMBERED:
             self._early.popitem(last=False)
 
-    def _push(self, found: Outgoing, number: int) -> None:
-        offer = found.offer
-        if offer is None or found.stopped or not found.keys:
+    def _push(self, found: Outgoing, target: PushTarget, number: int) -> None:
+        offer = target.offer
+        if offer is None or target.stopped or not target.keys:
             return
         end = min(found.computed[number], found.total)
         whole = -(-end // self._tokens) if end >= found.total else end // self._tokens
-        begin, count = offer.first + found.pushed[number], whole - offer.first
-        if count <= found.pushed[number]:
+        begin, count = offer.first + target.pushed[number], whole - offer.first
+        if count <= target.pushed[number]:
             return
-        sources, targets = found.blocks[begin:whole], offer.blocks[found.pushed[number] : count]
-        mine, theirs = self._blocks.layout.layers[number], offer.layout.layers[number]
+        sources, targets = found.blocks[begin:whole], offer.blocks[target.pushed[number] : count]
         found.begun_ns = found.begun_ns or time.monotonic_ns()
+        size = 0
         try:
-            for here, there in zip(mine, theirs, strict=True):
+            for write in writes_of(self._blocks.layout, offer.layout, number, sources, targets):
                 transfer = self._fabric.write_pages(
-                    self._blocks.regions[here.region],
-                    sources,
-                    found.keys[there.region],
-                    targets,
-                    page_bytes=self._blocks.page_bytes,
-                    source_stride=here.stride,
-                    target_stride=there.stride,
-                    source_offset=here.offset,
-                    target_offset=there.offset,
+                    self._blocks.regions[write.source_region],
+                    write.sources,
+                    target.keys[write.target_region],
+                    write.targets,
+                    page_bytes=write.page_bytes or self._blocks.page_bytes,
+                    source_stride=write.source_stride,
+                    target_stride=write.target_stride,
+                    source_offset=write.source_offset,
+                    target_offset=write.target_offset,
                     imm=offer.imm,
                     after=self._computes,
                 )
-                found.under_way.append(transfer)
+                target.under_way.append(transfer)
+                size += len(write.sources) * (write.page_bytes or self._blocks.page_bytes)
         except (FabricError, ValueError, IndexError) as error:  # the offer is another engine's
-            self._stop(found, f"a push failed: {error}")
+            self._stop_target(found, target, f"a push failed: {error}")
             return
-        found.pushed[number] = count
-        size = len(sources) * self._blocks.page_bytes * len(mine)
+        target.pushed[number] = count
         found.bytes += size
         self._stats.data[PUSHED] += size
 
-    def _look(self, found: Outgoing) -> None:
+    def _look(self, found: Outgoing, target: PushTarget) -> None:
+        """Note which pushes are done, and answer a worker whose pushes were stopped and are all done."""
         open_ones = []
-        for transfer in found.under_way:
+        for transfer in target.under_way:
             if not transfer.done:
                 open_ones.append(transfer)
                 continue
             try:
                 transfer.wait(0)
             except FabricError as error:
-                self._stop(found, f"a push failed: {error}")
-        found.under_way = open_ones
+                self._stop_target(found, target, f"a push failed: {error}")
+        target.under_way = open_ones
+        if target.stopped and not open_ones and not target.answered and target.peer is not None:
+            target.answered = True
+            self._answer(target.peer, found.transfer, target.stopped)
 
     def _stop(self, found: Outgoing, reason: str) -> None:
+        """Push no more of a request to anybody."""
         if not found.stopped:
             found.stopped = reason
+            for target in (found.targets or {}).values():
+                self._stop_target(found, target, reason)
+
+    def _stop_target(self, found: Outgoing, target: PushTarget, reason: str) -> None:
+        if not target.stopped:
+            target.stopped = reason
             logger.info("transfer %s of request %s stops: %s", found.transfer, found.request, reason)
-            for transfer in found.under_way:
+            for transfer in target.under_way:
                 transfer.cancel()
 
     def _answer(self, peer: Peer, transfer: str, reason: str) -> None:

@@ -10,9 +10,10 @@ from asyncfabric.integrations.vllm.versions import KVConnectorHandshakeMetadata,
 
 @dataclass
 class WorkerAddress(KVConnectorHandshakeMetadata):
-    """The address of a worker's fabric, from the worker to the scheduler's side."""
+    """The address of a worker's fabric, from the worker to the scheduler's side; `order`: Split.order."""
 
     address: bytes
+    order: str = ""
 
 
 @dataclass

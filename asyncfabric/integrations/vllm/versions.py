@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 
         block_size: int
 
+    class MLAAttentionSpec(FullAttentionSpec):
+        """Such a group that keeps one latent for all heads."""
+
     RequestStatus: Any
     create_metric_per_engine: Any
 else:
@@ -72,7 +75,7 @@ else:
         SupportsHMA,
     )
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
     from vllm.v1.metrics.utils import create_metric_per_engine
     from vllm.v1.request import RequestStatus
 
@@ -85,6 +88,7 @@ __all__ = [
     "KVConnectorPromMetrics",
     "KVConnectorRole",
     "KVConnectorStats",
+    "MLAAttentionSpec",
     "RequestStatus",
     "SupportsHMA",
     "create_metric_per_engine",

@@ -16,12 +16,12 @@ import torch
 from asyncfabric import blocking
 from asyncfabric.errors import ClosedError
 from asyncfabric.integrations.process_fabric import config_in_force
-from asyncfabric.integrations.vllm.layout import WorkerBlocks, read_blocks
+from asyncfabric.integrations.vllm.layout import WorkerBlocks, WorkerRank, read_blocks
 from asyncfabric.integrations.vllm.loading import Loadings, Loads
 from asyncfabric.integrations.vllm.messages import Cancel, Ended, Mail, Offer
 from asyncfabric.integrations.vllm.sending import Sending
 from asyncfabric.integrations.vllm.statistics import FabricStats
-from asyncfabric.integrations.vllm.steps import ConnectorStep
+from asyncfabric.integrations.vllm.steps import ConnectorStep, WorkerAddress
 
 
 class Working:
@@ -33,8 +33,7 @@ class Working:
         *,
         count: int,
         tokens: int,
-        rank: int,
-        ranks: int,
+        place: WorkerRank,
         lease_s: float,
         load_deadline_s: float,
     ) -> None:
@@ -51,17 +50,23 @@ class Working:
         self._stack.callback(self._join)  # called when the fabric is closed
         try:
             self.fabric: blocking.Fabric = self._stack.enter_context(blocking.open_fabric(config_in_force()))
-            self._blocks: WorkerBlocks = read_blocks(self.fabric, caches, count, tokens, ranks)
+            self._blocks: WorkerBlocks = read_blocks(self.fabric, caches, count, tokens, place)
             self._mail = Mail(self.fabric)
             self._sending = Sending(
                 self.fabric, self._mail, self._blocks, tokens, lease_s, self._stats, self._computing_stream
             )
-            self._loadings = Loadings(self.fabric, self._mail, self._blocks, rank, load_deadline_s, self._stats)
+            self._loadings = Loadings(self.fabric, self._mail, self._blocks, load_deadline_s, self._stats)
             self._stack.callback(self._loadings.close)
             self._reader.start()
         except BaseException:
             self._stack.close()
             raise
+
+    @property
+    def address(self) -> WorkerAddress:
+        """What the scheduler's side has to know of this worker."""
+        split = self._blocks.layout.split
+        return WorkerAddress(bytes(self.fabric.address), split.order if split is not None else "")
 
     def begin(self, step: ConnectorStep) -> None:
         """Take a step before its forward pass."""
@@ -121,7 +126,7 @@ class Working:
                         case Cancel():
                             self._sending.cancel(peer, message)
                         case Ended():
-                            self._loadings.ended(message)
+                            self._loadings.ended(peer, message)
         except ClosedError:
             pass  # the end of the worker
 

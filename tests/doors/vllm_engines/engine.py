@@ -12,6 +12,7 @@ import tempfile
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from asyncfabric.integrations import nixl
@@ -24,6 +25,7 @@ import torch  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.distributed import parallel_state  # noqa: E402
 from vllm.distributed.kv_transfer import kv_transfer_state  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1 import nixl as stock  # noqa: E402,F401  # imported before the fork
 from vllm.forward_context import set_forward_context  # noqa: E402
 from vllm.sampling_params import SamplingParams  # noqa: E402
@@ -35,28 +37,40 @@ from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunne
 
 from asyncfabric.integrations import vllm as ours  # noqa: E402,F401  # as above
 
+AGENT = "_KV_CONNECTOR_AGENT"
+"""The connector of a worker's process; here of the worker whose turn it is."""
+
 
 class Engine:
     """Scheduler, connectors and blocks of one engine."""
 
     def __init__(
-        self, folder: Path, transfer: dict[str, Any], blocks: int, head_size: int, step_tokens: int, packed: bool
+        self,
+        folder: Path,
+        transfer: dict[str, Any],
+        blocks: int,
+        head_size: int,
+        step_tokens: int,
+        packed: bool,
+        ranks: int,
+        order: str,
     ) -> None:
-        self.config = model.configure(folder, transfer, blocks, head_size, step_tokens)
-        cache_config, self.caches = model.cache_of(blocks, head_size, packed)
+        self.config = model.configure(folder, transfer, blocks, head_size, step_tokens, ranks)
+        heads = len(model.heads_of(0, ranks))
+        made = [model.cache_of(blocks, head_size, packed, heads, order) for _ in range(ranks)]
+        cache_config, self.caches = made[0][0], [caches for _, caches in made]
         self._current = ExitStack()
         self._current.enter_context(set_current_vllm_config(self.config))
         parallel_state.init_distributed_environment(1, 0, f"file://{folder.absolute()}/rendezvous", 0, "gloo")
         parallel_state.initialize_model_parallel(1, 1)
-        kv_transfer_state.ensure_kv_transfer_initialized(self.config, cache_config)
-        self.worker = kv_transfer_state.get_kv_transfer_group()
-        self.worker.register_kv_caches(self.caches)
+        self.workers = [self._worker(rank, ranks, cache_config) for rank in range(ranks)]
+        self.gathered = KVOutputAggregator.from_connector(self.workers[0], ranks)
         self.scheduler = Scheduler(
             self.config, cache_config, StructuredOutputManager(self.config), model.BLOCK_TOKENS, log_stats=True
         )
-        met = self.worker.get_handshake_metadata()
-        if met is not None:
-            self.scheduler.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): met})
+        met = {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(self.workers)}
+        if None not in met.values():
+            self.scheduler.connector.set_xfer_handshake_metadata_pp_aware(met)
         self.outputs: dict[str, list[int]] = {}
         self.doomed: dict[str, int] = {}
         self.steps = 0
@@ -138,7 +152,7 @@ class Engine:
             kind: functools.partial(kind, registry=registry)
             for kind in (prometheus_client.Gauge, prometheus_client.Counter, prometheus_client.Histogram)
         }
-        seen = type(self.worker).build_prom_metrics(self.config, kinds, ["engine"], {0: ["0"]})
+        seen = type(self.workers[0]).build_prom_metrics(self.config, kinds, ["engine"], {0: ["0"]})
         for data in self.intervals:
             seen.observe(data, 0)
         return prometheus_client.generate_latest(registry).decode()
@@ -146,38 +160,62 @@ class Engine:
     def close(self) -> None:
         """Shut the connectors down as vLLM does."""
         self.scheduler.shutdown()
-        kv_transfer_state.ensure_kv_transfer_shutdown()
+        for worker in self.workers:
+            setattr(kv_transfer_state, AGENT, worker)
+            kv_transfer_state.ensure_kv_transfer_shutdown()
         self._current.close()
 
+    def _worker(self, rank: int, ranks: int, cache_config: Any) -> Any:
+        """Make a worker's connector as its process would, whose rank vLLM looks up in its group."""
+        setattr(kv_transfer_state, AGENT, None)
+        kv_transfer_state.ensure_kv_transfer_initialized(self.config, cache_config)
+        worker, group = kv_transfer_state.get_kv_transfer_group(), parallel_state._TP
+        if ranks > 1:
+            setattr(parallel_state, "_TP", SimpleNamespace(rank_in_group=rank, world_size=ranks))  # noqa: B010
+        worker.register_kv_caches(self.caches[rank])
+        setattr(parallel_state, "_TP", group)  # noqa: B010
+        return worker
+
     def _execute(self, scheduled: Any) -> Any:
+        outputs = []
+        for rank, worker in enumerate(self.workers):
+            setattr(kv_transfer_state, AGENT, worker)
+            outputs.append(self._execute_rank(scheduled, rank, worker))
+        if not scheduled.total_num_scheduled_tokens:
+            return self.gathered.aggregate(outputs)
+        names, tokens = list(scheduled.num_scheduled_tokens), []
+        for name in names:
+            request, count = self.scheduler.requests[name], self._end(scheduled, name)
+            layers = [[caches[layer] for caches in self.caches] for layer in self.caches[0]]
+            done = count == request.num_tokens
+            tokens.append([model.next_token(layers, self._table(name), count)] if done else [])
+        outputs[0].sampled_token_ids = tokens
+        return self.gathered.aggregate(outputs)
+
+    def _execute_rank(self, scheduled: Any, rank: int, worker: Any) -> Any:
         if not scheduled.total_num_scheduled_tokens:
             output = KVConnectorModelRunnerMixin.kv_connector_no_forward(scheduled, self.config)
             return output if output is not EMPTY_MODEL_RUNNER_OUTPUT else ModelRunnerOutput([], {})
-        names = list(scheduled.num_scheduled_tokens)
         if scheduled.preempted_req_ids:
-            self.worker.handle_preemptions(scheduled.kv_connector_metadata)
-        tokens: list[list[int]] = []
+            worker.handle_preemptions(scheduled.kv_connector_metadata)
         with (
             set_forward_context(None, self.config),
             KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(scheduled) as connected,
         ):
-            self._forward(scheduled)
-            for name in names:
-                request, count = self.scheduler.requests[name], self._end(scheduled, name)
-                done = count == request.num_tokens
-                table = self._table(name)
-                tokens.append([model.next_token(list(self.caches.values()), table, count)] if done else [])
+            self._forward(scheduled, rank, worker)
+        names = list(scheduled.num_scheduled_tokens)
         positions = {name: number for number, name in enumerate(names)}
-        return ModelRunnerOutput(names, positions, tokens, kv_connector_output=connected)
+        return ModelRunnerOutput(names, positions, [], kv_connector_output=connected)
 
-    def _forward(self, scheduled: Any) -> None:
-        for layer, (name, cache) in enumerate(self.caches.items()):
-            self.worker.wait_for_layer_load(name)
+    def _forward(self, scheduled: Any, rank: int, worker: Any) -> None:
+        first_head = model.heads_of(rank, len(self.workers)).start
+        for layer, (name, cache) in enumerate(self.caches[rank].items()):
+            worker.wait_for_layer_load(name)
             for request_name in scheduled.num_scheduled_tokens:
                 first, end = self._first(scheduled, request_name), self._end(scheduled, request_name)
                 tokens = list(self.scheduler.requests[request_name].all_token_ids[first:end])
-                model.fill(cache, layer, self._table(request_name), first, tokens)
-            self.worker.save_kv_layer(name, cache, None)
+                model.fill(cache, layer, self._table(request_name), first, tokens, first_head)
+            worker.save_kv_layer(name, cache, None)
 
     def _first(self, scheduled: Any, name: str) -> int:
         return self._end(scheduled, name) - int(scheduled.num_scheduled_tokens[name])

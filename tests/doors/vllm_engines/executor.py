@@ -121,7 +121,9 @@ class Worker:
         return ModelRunnerOutput(names, positions, tokens, kv_connector_output=connected)
 
     def _next(self, row: Row) -> list[int]:
-        row.tokens.append(model.next_token(list(self.caches.values()), row.table, row.computed) % self.vocabulary)
+        row.tokens.append(
+            model.next_token([[each] for each in self.caches.values()], row.table, row.computed) % self.vocabulary
+        )
         return row.tokens[-1:]
 
     def shutdown(self) -> None:

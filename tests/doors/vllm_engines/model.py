@@ -33,6 +33,7 @@ from vllm.v1.attention.backend import AttentionBackend  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor  # noqa: E402
 
 LAYERS, HEADS, BLOCK_TOKENS, VOCABULARY = 3, 2, 16, 32000
+QUERY_HEADS = 8  # of which each rank has some
 DTYPE = torch.float32
 
 
@@ -92,7 +93,9 @@ class Layer(AttentionLayerBase):
         return None
 
 
-def configure(folder: Path, transfer: dict[str, Any], blocks: int, head_size: int, step_tokens: int) -> VllmConfig:
+def configure(
+    folder: Path, transfer: dict[str, Any], blocks: int, head_size: int, step_tokens: int, ranks: int = 1
+) -> VllmConfig:
     """Return vLLM's configuration of an engine over this model."""
     folder.mkdir(parents=True, exist_ok=True)
     described = {
@@ -101,7 +104,7 @@ def configure(folder: Path, transfer: dict[str, Any], blocks: int, head_size: in
         "hidden_size": HEADS * head_size,
         "intermediate_size": 16,
         "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
+        "num_attention_heads": QUERY_HEADS,
         "head_dim": head_size,
         "num_key_value_heads": HEADS,
         "vocab_size": VOCABULARY,
@@ -128,7 +131,9 @@ def configure(folder: Path, transfer: dict[str, Any], blocks: int, head_size: in
         model_config=model,
         cache_config=cache,
         scheduler_config=scheduling,
-        parallel_config=ParallelConfig(),
+        parallel_config=ParallelConfig(
+            tensor_parallel_size=ranks, distributed_executor_backend="external_launcher" if ranks > 1 else None
+        ),
         device_config=DeviceConfig(device="cpu"),
         kv_transfer_config=KVTransferConfig(kv_buffer_device="cpu", kv_load_failure_policy="recompute", **transfer),
     )
@@ -141,49 +146,69 @@ def layer_names() -> list[str]:
     return [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
 
 
-def cache_of(blocks: int, head_size: int, packed: bool = False) -> tuple[KVCacheConfig, dict[str, torch.Tensor]]:
+def heads_of(rank: int, ranks: int) -> range:
+    """Return the heads that a rank keeps, as vLLM divides them: each by several ranks where there are more of these."""
+    count = max(1, HEADS // ranks)
+    return range(rank * HEADS // ranks, rank * HEADS // ranks + count)
+
+
+def cache_of(
+    blocks: int, head_size: int, packed: bool = False, heads: int = HEADS, order: str = "HND"
+) -> tuple[KVCacheConfig, dict[str, torch.Tensor]]:
     """Return vLLM's description of a KvCache and the poisoned tensors of its layers.
 
-    Packed, a block of all layers is contiguous; otherwise a layer of all blocks is.
+    Packed, a block of all layers is contiguous; otherwise a layer of all blocks is. The order is that in memory.
     """
-    spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=HEADS, head_size=head_size, dtype=DTYPE)
+    spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=heads, head_size=head_size, dtype=DTYPE)
     page, names = spec.page_size_bytes, layer_names()
     step, apart = (page * LAYERS, page) if packed else (page, page * blocks)
     if "layer_stride" in KVCacheTensor.__dataclass_fields__:  # 0.33
         tensors = [KVCacheTensor(page * blocks * LAYERS, names, layer_stride=apart, block_stride=step)]
     else:
         tensors = [KVCacheTensor(page * blocks, [name]) for name in names]
-    shape = Blocks.get_kv_cache_shape(blocks, BLOCK_TOKENS, HEADS, head_size)
-    width = DTYPE.itemsize
-    if packed:
-        whole = torch.full((page * blocks * LAYERS // width,), float("nan"), dtype=DTYPE)
-        inner = torch.empty(shape, device="meta").stride()[1:]
-        layers = [whole.as_strided(shape, (step // width, *inner), apart * n // width) for n in range(LAYERS)]
-    else:
-        layers = [torch.full(shape, float("nan"), dtype=DTYPE) for _ in names]
+    shape = Blocks.get_kv_cache_shape(blocks, BLOCK_TOKENS, heads, head_size)
+    width, content = DTYPE.itemsize, 2 * head_size
+    inner = (BLOCK_TOKENS * content, content, 1) if order == "HND" else (content, heads * content, 1)
+    whole = torch.full((page * blocks * LAYERS // width,), float("nan"), dtype=DTYPE)
+    layers = [whole.as_strided(shape, (step // width, *inner), apart * number // width) for number in range(LAYERS)]
+    if not packed:
+        layers = [
+            torch.full((page * blocks // width,), float("nan"), dtype=DTYPE).as_strided(each.shape, each.stride())
+            for each in layers
+        ]
     described = KVCacheConfig(blocks, tensors, [KVCacheGroupSpec(names, spec)])
     if hasattr(described, "kv_cache_layout"):
         described.kv_cache_layout = "LBHNC"
     return described, dict(zip(names, layers, strict=True))
 
 
-def fill(cache: torch.Tensor, layer: int, table: Sequence[int], first: int, tokens: Sequence[int]) -> None:
-    """Write what stands for keys and values of tokens at positions from `first` on."""
+def fill(
+    cache: torch.Tensor, layer: int, table: Sequence[int], first: int, tokens: Sequence[int], first_head: int = 0
+) -> None:
+    """Write what stands for keys and values of tokens at positions from `first` on, of heads from `first_head` on."""
     for position, token in enumerate(tokens, first):
         seed = (token * 2654435761 + position * 40503 + layer * 9973 + 1) % (1 << 20)
         block = cache[table[position // BLOCK_TOKENS]]
-        block[:, position % BLOCK_TOKENS] = torch.arange(block.shape[0] * block.shape[2]).reshape(
-            block.shape[0], block.shape[2]
-        ) + float(seed)
+        heads, content = block.shape[0], block.shape[2]
+        numbers = torch.arange(first_head * content, (first_head + heads) * content)
+        block[:, position % BLOCK_TOKENS] = numbers.reshape(heads, content) + float(seed)
 
 
-def next_token(caches: Sequence[torch.Tensor], table: Sequence[int], count: int) -> int:
-    """Return the token after `count` tokens, from every byte of their keys and values."""
-    whole = -(-count // BLOCK_TOKENS)
+def whole_heads(caches: Sequence[torch.Tensor], table: Sequence[int], count: int) -> torch.Tensor:
+    """Return all heads of the first tokens, out of a layer's tensors of all ranks; equal heads must be equal."""
+    blocks, found = list(table[: -(-count // BLOCK_TOKENS)]), dict[int, torch.Tensor]()
+    for rank, cache in enumerate(caches):
+        for local, head in enumerate(heads_of(rank, len(caches))):
+            read = cache[blocks][:, local].reshape(len(blocks) * BLOCK_TOKENS, -1)[:count]
+            assert torch.equal(found.setdefault(head, read), read), f"rank {rank} has another head {head}"
+    return torch.cat([found[head] for head in range(HEADS)], dim=1)
+
+
+def next_token(caches: Sequence[Sequence[torch.Tensor]], table: Sequence[int], count: int) -> int:
+    """Return the token after `count` tokens, from every byte of their keys and values; `caches` by layer and rank."""
     checksum = 0
-    for cache in caches:
-        read = cache[list(table[:whole])].transpose(1, 2).reshape(whole * BLOCK_TOKENS, -1)[:count]
-        checksum = zlib.crc32(read.contiguous().numpy().tobytes(), checksum)
+    for ranks in caches:
+        checksum = zlib.crc32(whole_heads(ranks, table, count).contiguous().numpy().tobytes(), checksum)
     return checksum % VOCABULARY
 
 
@@ -195,7 +220,7 @@ def generate(prompt: Sequence[int], count: int, head_size: int, vocabulary: int 
     for layer, cache in enumerate(layers):
         fill(cache, layer, table, 0, tokens)
     for _ in range(count):
-        token = next_token(layers, table, len(tokens)) % vocabulary
+        token = next_token([[each] for each in layers], table, len(tokens)) % vocabulary
         for layer, cache in enumerate(layers):
             fill(cache, layer, table, len(tokens), [token])
         tokens.append(token)

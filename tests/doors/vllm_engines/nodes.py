@@ -54,6 +54,8 @@ class Node:
         head_size: int = 16,
         step_tokens: int = 64,
         packed: bool = False,
+        ranks: int = 1,
+        order: str = "HND",
         lease_s: int = 30,
         **environment: str,
     ) -> None:
@@ -75,6 +77,8 @@ class Node:
             "head_size": head_size,
             "step_tokens": step_tokens,
             "packed": packed,
+            "ranks": ranks,
+            "order": order,
         }
         self.blocks, self.connector = blocks, connector
         self._names = self._computed = 0
