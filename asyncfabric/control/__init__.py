@@ -16,6 +16,7 @@ from asyncfabric.control.channels import (
     PeerFound,
     PeerLost,
     StoreChannels,
+    connected_apart,
 )
 from asyncfabric.control.directory import DirectoryTable, Node, NodeChange
 from asyncfabric.control.directory_client import DirectoryClient
@@ -58,6 +59,7 @@ __all__ = [
     "SecretGrant",
     "SessionChange",
     "StoreChannels",
+    "connected_apart",
     "make_keys",
     "open_link",
     "open_store",

@@ -9,7 +9,7 @@ from asyncfabric.control.channels.fabric_sessions import MessageFabric
 from asyncfabric.control.channels.link import LinkChannels
 from asyncfabric.control.channels.local import LocalChannels
 from asyncfabric.control.channels.member import Carrier, MemberChannel
-from asyncfabric.control.channels.store import KeyStore, StoreChannels
+from asyncfabric.control.channels.store import KeyStore, StoreChannels, connected_apart
 
 __all__ = [
     "Carrier",
@@ -24,4 +24,5 @@ __all__ = [
     "PeerFound",
     "PeerLost",
     "StoreChannels",
+    "connected_apart",
 ]

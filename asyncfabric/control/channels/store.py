@@ -62,10 +62,11 @@ class KeyStore(Protocol):
 
 
 def connected_apart(store: KeyStore) -> KeyStore:
-    """Return the same store over a connection of its own, where its kind can have one; it may block.
+    """Return the same store over another connection, where its kind can have one (torch from 2.8 on).
 
-    A TCPStore answers one call at a time. Over the user's own connection everybody would wait while the user waits
-    there for a key, or torch does for the ranks of a new group.
+    A TCPStore answers one call of a connection at a time. Over the program's own everybody would wait while the program
+    waits there for a key, or torch does for the ranks of a new group. It blocks until the store answers, for as long as
+    the store's own timeout.
     """
     clone = getattr(type(store), "clone", None)
     return clone(store) if clone is not None else store
@@ -111,13 +112,14 @@ class StoreChannels(Generic[Message]):
     ) -> None:
         """Carry the messages of a codec over a store; who gives no sign of life for `deadline_s` is lost.
 
+        Where the program itself waits for keys of the store, give `connected_apart(store)`.
+
         Raises:
             ValueError: window or deadline_s is not positive.
         """
         if window < 1 or not deadline_s > 0:
             raise ValueError(f"window and deadline_s must be positive, got {window} messages, {deadline_s} s")
         self._store = store
-        self._connected = False
         self._codec = codec
         self._prefix = prefix
         self._window = window
@@ -379,8 +381,6 @@ class StoreChannels(Generic[Message]):
         if self._failure:
             raise BrokenError(f"the store of {self._prefix} is lost: {self._failure}")
         try:
-            if not self._connected:
-                self._store, self._connected = connected_apart(self._store), True
             return what()
         except Exception as error:  # each store has exceptions of its own
             self._failure = str(error) or type(error).__name__

@@ -163,9 +163,10 @@ class StoreJoin:
         Cancellation: the others lose all channels of it.
         """
         prefix = f"{self._name}/channels"
+        own = await self._call(lambda store: store)  # kept: one to a store that is gone would be waited for
 
         def begun() -> StoreChannels[WeightMessage]:
-            return StoreChannels(self._store, WEIGHT_CODEC, prefix=prefix, deadline_s=self._deadline_s)
+            return StoreChannels(own, WEIGHT_CODEC, prefix=prefix, deadline_s=self._deadline_s)
 
         async with beside() as tasks:
             members = AttendedJoin(self, begun, self._deadline_s)
@@ -187,6 +188,9 @@ class StoreJoin:
     async def _call(self, call: Callable[[KeyStore], Result]) -> Result:
         def called() -> Result:
             if self._own is None:
+                self._store.check(
+                    [self._key("members")]
+                )  # a store that is gone fails here at once
                 self._own = connected_apart(self._store)
             return call(self._own)
 

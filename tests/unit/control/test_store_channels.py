@@ -13,7 +13,7 @@ import pytest
 distributed = pytest.importorskip("torch.distributed", reason="stores need torch")
 
 from asyncfabric.control import Codec, PeerFound, PeerLost, StoreChannels  # noqa: E402
-from asyncfabric.control.channels.store import SETTLE_S  # noqa: E402
+from asyncfabric.control.channels.store import SETTLE_S, connected_apart  # noqa: E402
 
 CODEC: Codec[bytes] = Codec(bytes, bytes)
 
@@ -107,7 +107,7 @@ async def test_the_program_may_wait_for_a_key_over_its_own_connection() -> None:
     users = [distributed.TCPStore("127.0.0.1", served.port, is_master=False) for _ in range(2)]
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
-            both = [StoreChannels(user, CODEC) for user in users]
+            both = [StoreChannels(connected_apart(user), CODEC) for user in users]
             one, other = [await channels.open(name) for channels, name in zip(both, "ab", strict=True)]
             for user, channels in zip(users, both, strict=True):
                 tasks.start_soon(anyio.to_thread.run_sync, user.wait, ["both have answered"], timedelta(seconds=5))
