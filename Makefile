@@ -138,8 +138,19 @@ $(STAMPS)/doors-sglang: $(STAMPS)/packages Makefile
 	rm build/doors/sglang/*.whl
 	@touch $@
 
-doors: build $(STAMPS)/doors $(STAMPS)/doors-vllm $(STAMPS)/doors-sglang  ## ring 5 against foreign packages: the real NIXL, Ray, LMCache, vLLM, in an environment of their own
-	$(DOORS)/bin/python -P -m pytest $(BY_FILE) $(PYTEST_FLAGS) tests/doors --ignore tests/doors/vllm_engines --ignore tests/doors/vllm_models --ignore tests/doors/vllm_experts
+# Jobs of Ray want its dashboard, and that some dozens of packages that change what the others above do: a third layer.
+RAY_JOBS := build/doors/ray-jobs
+$(STAMPS)/doors-ray-jobs: $(STAMPS)/doors tests/doors/ray_jobs/requirements.txt
+	rm -rf $(RAY_JOBS)
+	$(BIN)/python -m venv --without-pip $(RAY_JOBS)
+	$(DOORS)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  >"$$($(RAY_JOBS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beneath.pth"
+	$(PIP) --python $(RAY_JOBS)/bin/python install -q --no-deps -r tests/doors/ray_jobs/requirements.txt
+	@touch $@
+
+doors: build $(STAMPS)/doors $(STAMPS)/doors-vllm $(STAMPS)/doors-sglang $(STAMPS)/doors-ray-jobs  ## ring 5 against foreign packages: the real NIXL, Ray, LMCache, vLLM, in an environment of their own
+	$(DOORS)/bin/python -P -m pytest $(BY_FILE) $(PYTEST_FLAGS) tests/doors --ignore tests/doors/vllm_engines --ignore tests/doors/vllm_models --ignore tests/doors/vllm_experts --ignore tests/doors/ray_jobs
+	$(RAY_JOBS)/bin/python -P -m pytest $(PYTEST_FLAGS) tests/doors/ray_jobs
 	for version in $(VLLM); do \
 	  PYTHONPATH=$(VLLM_PYTHON)/$$version $(DOORS)/bin/python -P -m pytest $(BY_FILE) $(PYTEST_FLAGS) tests/doors/vllm_models tests/doors/vllm_engines tests/doors/vllm_experts; \
 	done

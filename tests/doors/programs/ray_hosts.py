@@ -2,6 +2,7 @@
 
     {"do": "kill_actor", "node": "decode-0"} -> {"ok": true, "pid": ...}
 
+`ray_hosts.py [PORT]`: with a port the first one has the dashboard, which takes jobs there and needs `ray[default]`.
 Ends with its input, and leaves nothing.
 """
 
@@ -66,7 +67,9 @@ class Hosts:
 def cluster() -> Iterator[Hosts]:
     raylets = Cluster()
     try:
-        started(raylets, include_dashboard=False)
+        port = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+        dashboard = {"dashboard_host": "127.0.0.1", "dashboard_port": port} if port else {}
+        started(raylets, include_dashboard=bool(port), **dashboard)
         ray.init(address=raylets.address, log_to_driver=False)
         yield Hosts(raylets)
     finally:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import host
+import warnings
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-host.choose()
+from asyncfabric import FabricConfig
+from asyncfabric.blocking import open_fabric, wait_all
 
-from asyncfabric import FabricConfig  # noqa: E402
-from asyncfabric.blocking import open_fabric, wait_all  # noqa: E402
-from asyncfabric.integrations.vllm.heads import (  # noqa: E402
-    arrivals_of,
-    may_exchange,
-    sources_of,
-    targets_of,
-    writes_of,
-)
-from asyncfabric.integrations.vllm.layout import WorkerBlocks, WorkerRank, read_blocks, split_of  # noqa: E402
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of vLLM, which the connector's package imports
+    import host
+
+    host.choose()
+    from asyncfabric.integrations.vllm.heads import arrivals_of, may_exchange, sources_of, targets_of, writes_of
+    from asyncfabric.integrations.vllm.layout import WorkerBlocks, WorkerRank, read_blocks, split_of
 
 TOKENS, WIDTH, LAYERS = 5, 9, 3
 ORDERS = {  # dimensions of a layer in memory, and as vLLM has them: planes, blocks, tokens, heads, width
