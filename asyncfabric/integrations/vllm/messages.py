@@ -76,9 +76,19 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 def source_of(params: dict[str, Any] | None) -> Source | None:
     """Return where a request's blocks come from, None if its parameters name no engine of this connector."""
     try:
-        return msgspec.convert((params or {}).get(PARAMS), Source)
-    except msgspec.ValidationError:
+        source = msgspec.convert((params or {}).get(PARAMS), Source)
+        for rank in range(len(source.addresses)):
+            source.address(rank)
+    except (msgspec.ValidationError, ValueError):
         return None
+    return source
+
+
+def transfer_asked(params: dict[str, Any]) -> str:
+    """Return the name that a proxy gives to the transfer of a request that is computed here, or nothing."""
+    asked = params.get(PARAMS)
+    name = asked.get("transfer") if isinstance(asked, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 class Mail:

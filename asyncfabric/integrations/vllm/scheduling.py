@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from asyncfabric.integrations.vllm.heads import may_exchange
-from asyncfabric.integrations.vllm.messages import PARAMS, Source, source_of
+from asyncfabric.integrations.vllm.messages import PARAMS, Source, source_of, transfer_asked
 from asyncfabric.integrations.vllm.steps import Computing, ConnectorStep, Loading, WorkerAddress
 from asyncfabric.integrations.vllm.versions import RequestStatus
 
@@ -83,8 +83,9 @@ class Scheduling:
             self._loading.add(name)
             self._next.loading.append(Loading(name, source, first, blocks[first : -(-total // self._tokens)]))
         elif params.get("do_remote_decode") and name not in self._producing:
-            given = (params.get(PARAMS) or {}).get("transfer")
-            self._producing[name] = _Producing(given or f"{self._engine}/{name}", total)
+            asked = transfer_asked(params)
+            taken = any(each.transfer == asked for each in self._producing.values())
+            self._producing[name] = _Producing(f"{self._engine}/{name}" if taken or not asked else asked, total)
 
     def step(self, scheduled: Any) -> ConnectorStep:
         """Return what workers do in a step."""

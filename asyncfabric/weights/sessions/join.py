@@ -188,9 +188,7 @@ class StoreJoin:
     async def _call(self, call: Callable[[KeyStore], Result]) -> Result:
         def called() -> Result:
             if self._own is None:
-                self._store.check(
-                    [self._key("members")]
-                )  # a store that is gone fails here at once
+                self._store.check([self._key("members")])  # a store that is gone fails here at once
                 self._own = connected_apart(self._store)
             return call(self._own)
 

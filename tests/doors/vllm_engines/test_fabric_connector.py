@@ -187,3 +187,27 @@ def test_after_kill_9_of_decode_in_mid_push_prefill_gets_its_blocks_back_and_ser
             third.ready().add("again", tokens, 2, first.prefill("again", tokens))
             assert third.result("again")["tokens"] == expected
             third.emptied(), first.emptied()
+
+
+def test_a_request_whose_parameters_name_no_engine_is_computed_and_harms_nobody() -> None:
+    tokens = prompt(100, 14)
+    with Node("D", OURS) as only:
+        expected = only.ready().alone(tokens, 2)
+        for number, addresses in enumerate((["a"], ["AAAA"], [], ["AAAA"] * 2)):
+            source = {"transfer": f"nowhere {number}", "addresses": addresses}
+            only.add(f"bad {number}", tokens, 2, {"do_remote_prefill": True, "asyncfabric": source})
+            assert only.result(f"bad {number}")["tokens"] == expected, addresses
+        only.emptied()
+    with Node("P", OURS, lease_s=1, step_tokens=1024, blocks=128) as only:
+        only.ready()
+        for number, asked in enumerate(([], "name", {"transfer": {}}, {"transfer": 3})):
+            only.add(f"bad {number}", tokens, 1, ASK | {"asyncfabric": asked})
+            assert only.result(f"bad {number}")["params"]["asyncfabric"]["transfer"] == f"P/bad {number}", asked
+        only.freeze()  # so that both are in one step
+        only.post("add", "one", prompt(300, 15), 1, ASK | {"asyncfabric": {"transfer": "same"}})
+        only.post("add", "other", prompt(300, 16), 1, ASK | {"asyncfabric": {"transfer": "same"}})
+        only.thaw()
+        assert only.answers(2) == [None, None]
+        names = {only.result(each)["params"]["asyncfabric"]["transfer"] for each in ("one", "other")}
+        assert names == {"same", "P/other"}
+        only.emptied()
