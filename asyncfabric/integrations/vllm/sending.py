@@ -49,15 +49,15 @@ class PushTarget:
 
 @dataclass
 class Outgoing:
-    """A request that is computed here for another engine, of which the first offer shows how many workers it has."""
+    """A request that is computed here for another engine; `ranks` and `targets` are known from the first offer on."""
 
     request: str
     transfer: str
     total: int
     blocks: list[int]
     computed: list[int]
-    targets: dict[int, PushTarget] | None = None
     ranks: int = 0
+    targets: dict[int, PushTarget] = field(default_factory=dict)
     begun_ns: int = 0
     bytes: int = 0
     stopped: str = ""
@@ -66,14 +66,14 @@ class Outgoing:
     @property
     def over(self) -> bool:
         """Whether nothing is pushed any more, as far as the offers show."""
-        if self.targets is None:
+        if not self.ranks:
             return bool(self.stopped)
         return all(each.whole or each.stopped for each in self.targets.values())
 
     @property
     def under_way(self) -> list[Transfer]:
         """What reads its blocks."""
-        return [each for target in (self.targets or {}).values() for each in target.under_way]
+        return [each for target in self.targets.values() for each in target.under_way]
 
 
 class Sending:
@@ -127,7 +127,7 @@ class Sending:
         self._computes = self._after()
         for found, end in self._step:
             found.computed[number] = max(found.computed[number], end)
-            for target in (found.targets or {}).values():
+            for target in found.targets.values():
                 self._push(found, target, number)
 
     def finish_step(self) -> None:
@@ -205,19 +205,19 @@ class Sending:
         over: set[str] = set()
         now = time.monotonic()
         for found in list(self._requests.values()):
-            for target in (found.targets or {}).values():
+            for target in found.targets.values():
                 self._look(found, target)
             if not found.over and found.held_until is not None and now > found.held_until:
                 self._expire(found)
             if found.under_way or not found.over:
                 continue
             reason = found.stopped or next(
-                (each.stopped for each in (found.targets or {}).values() if each.stopped), "all of it was pushed"
+                (each.stopped for each in found.targets.values() if each.stopped), "all of it was pushed"
             )
             if found.transfer and found.transfer not in self._ended and (found.held_until is not None or found.stopped):
                 self._remember(found.transfer, reason)
             if found.held_until is not None:
-                if found.bytes and all(each.whole for each in (found.targets or {}).values()):
+                if found.bytes and all(each.whole for each in found.targets.values()):
                     self._stats.moved(PUSH, found.request, found.begun_ns, time.monotonic_ns(), found.bytes)
                 over.add(found.request)
                 del self._requests[found.request]
@@ -227,8 +227,8 @@ class Sending:
     def _expire(self, found: Outgoing) -> None:
         """Stop what nobody has asked for; pushes that began go on."""
         reason = f"no engine asked for its blocks within {self._lease_s:g} s"
-        missing = [each for each in (found.targets or {}).values() if each.offer is None and not each.stopped]
-        if found.targets is None:
+        missing = [each for each in found.targets.values() if each.offer is None and not each.stopped]
+        if not found.ranks:
             found.stopped = reason
         elif not missing:
             return
@@ -239,10 +239,10 @@ class Sending:
     def _target(self, found: Outgoing, peer: Peer, rank: int, ranks: int) -> PushTarget | None:
         """Return the state of a worker that is pushed to; None, and an answer, for one that is not."""
         layout = self._blocks.layout
-        if found.targets is None and not found.stopped and may_exchange(self._kv_heads, layout.ranks, ranks):
+        if not found.ranks and not found.stopped and may_exchange(self._kv_heads, layout.ranks, ranks):
             found.ranks = ranks
             found.targets = {each: PushTarget([0] * len(found.computed)) for each in targets_of(layout, ranks)}
-        target = (found.targets or {}).get(rank) if ranks == found.ranks else None
+        target = found.targets.get(rank) if ranks == found.ranks else None
         if target is None:
             reason = found.stopped or f"worker {rank} of {ranks} gets nothing from worker {layout.rank}"
             self._answer(peer, found.transfer, reason)
@@ -312,7 +312,7 @@ class Sending:
         """Push no more of a request to anybody."""
         if not found.stopped:
             found.stopped = reason
-            for target in (found.targets or {}).values():
+            for target in found.targets.values():
                 self._stop_target(found, target, reason)
 
     def _stop_target(self, found: Outgoing, target: PushTarget, reason: str) -> None:

@@ -210,6 +210,36 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [(seed * 7919 + position * 31) % 31000 + 10 for position in range(length)]
 
 
+def hold_a_cancelled_load(first: Node, second: Node, tokens: list[int]) -> None:
+    """Abort a load while its source stands still: its blocks are held until the source goes on, which it does now."""
+    second.add("well", tokens, 1, first.prefill("well", tokens))
+    second.result("well")
+    params = first.prefill("gone", tokens)
+    first.freeze()
+    second.add("gone", tokens, 1, params)
+    second.waits("gone")
+    second.ask("abort", "gone")
+    steps = second.ask("report")["steps"]
+    held = second.until(lambda report: report["steps"] > steps + 3 or not report["requests"])
+    assert held["free"] < second.blocks - 1, "nothing has proved that no byte arrives any more"
+    first.thaw()
+
+
+def kill_in_mid_transfer(first: Node, second: Node, tokens: list[int]) -> list[int]:
+    """End an engine that prefills by -9 while another one loads from it; require the right text, and return it."""
+    second.add("well", tokens, 2, first.prefill("well", tokens))
+    expected: list[int] = second.result("well")["tokens"]
+    params = first.prefill("cut", tokens)
+    second.computed()
+    first.freeze()
+    second.add("cut", tokens, 2, params)
+    second.waits("cut")
+    first.kill()
+    assert second.result("cut")["tokens"] == expected
+    assert second.computed() == len(tokens) + 1
+    return expected
+
+
 def run(pipe: Connection, settings: dict[str, Any], environment: dict[str, str]) -> None:
     """Be an engine; in its process."""
     import engine  # vLLM, which the forkserver has imported

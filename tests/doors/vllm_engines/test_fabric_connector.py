@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from nodes import ASK, OURS, TCP, Node, prompt
+from nodes import ASK, OURS, TCP, Node, hold_a_cancelled_load, kill_in_mid_transfer, prompt
 
 AT_ONCE_S = 4.0
 """Less than any deadline of the connector, on a machine that has other work."""
@@ -129,17 +129,7 @@ def test_a_cancelled_load_gives_its_blocks_back_when_the_source_has_confirmed() 
     tokens = prompt(300, 5)
     with Node("P", OURS, **TCP) as first, Node("D", OURS, **TCP) as second:
         first.ready(), second.ready()
-        second.add("well", tokens, 1, first.prefill("well", tokens))
-        second.result("well")
-        params = first.prefill("gone", tokens)
-        first.freeze()
-        second.add("gone", tokens, 1, params)
-        second.waits("gone")
-        second.ask("abort", "gone")
-        steps = second.ask("report")["steps"]
-        held = second.until(lambda report: report["steps"] > steps + 3 or not report["requests"])
-        assert held["free"] < second.blocks - 1, "nothing has proved that no byte arrives any more"
-        first.thaw()
+        hold_a_cancelled_load(first, second, tokens)
         assert second.emptied()["transferred"]["cancelled_loads"] == 1
         first.emptied()
 
@@ -149,16 +139,7 @@ def test_after_kill_9_of_prefill_in_mid_transfer_decode_computes_again_and_meets
     with Node("D", OURS, **TCP) as second:
         with Node("P1", OURS, **TCP) as first:
             first.ready(), second.ready()
-            second.add("well", tokens, 2, first.prefill("well", tokens))
-            expected = second.result("well")["tokens"]
-            params = first.prefill("cut", tokens)
-            second.computed()
-            first.freeze()
-            second.add("cut", tokens, 2, params)
-            second.waits("cut")
-            first.kill()
-        assert second.result("cut")["tokens"] == expected
-        assert second.computed() == len(tokens) + 1
+            expected = kill_in_mid_transfer(first, second, tokens)
         assert second.emptied()["transferred"]["failed_loads"] == 1
         with Node("P2", OURS, **TCP) as third:
             second.add("again", tokens, 2, third.ready().prefill("again", tokens))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodes import PULL, PUSH, TCP, Node, prompt
+from nodes import PULL, PUSH, TCP, Node, kill_in_mid_transfer, prompt
 
 
 def test_blocks_that_no_engine_asks_for_come_back_when_their_lease_ends() -> None:
@@ -17,16 +17,7 @@ def test_after_kill_9_of_prefill_in_mid_transfer_decode_computes_again_and_meets
     with Node("D", PULL, **TCP) as second:
         with Node("P1", PULL, **TCP) as first:
             first.ready(), second.ready()
-            second.add("well", tokens, 2, first.prefill("well", tokens))
-            expected = second.result("well")["tokens"]
-            params = first.prefill("cut", tokens)
-            second.computed()
-            first.freeze()
-            second.add("cut", tokens, 2, params)
-            second.waits("cut")
-            first.kill()
-        assert second.result("cut")["tokens"] == expected
-        assert second.computed() == len(tokens) + 1
+            expected = kill_in_mid_transfer(first, second, tokens)
         assert second.emptied()["transferred"]["num_failed_transfers"] >= 1
         with Node("P2", PULL, **TCP) as third:
             second.add("again", tokens, 2, third.ready().prefill("again", tokens))

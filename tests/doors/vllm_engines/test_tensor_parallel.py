@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodes import ASK, OURS, TCP, Node, prompt
+from nodes import ASK, OURS, TCP, Node, hold_a_cancelled_load, kill_in_mid_transfer, prompt
 
 SIZES = [
     (1, 2, "HND"),
@@ -69,17 +69,7 @@ def test_a_cancelled_load_gives_the_blocks_of_all_workers_back(here: int, there:
         Node("D", OURS, ranks=there, lease_s=LEASE_S, **TCP) as second,
     ):
         first.ready(), second.ready()
-        second.add("well", tokens, 1, first.prefill("well", tokens))
-        second.result("well")
-        params = first.prefill("gone", tokens)
-        first.freeze()
-        second.add("gone", tokens, 1, params)
-        second.waits("gone")
-        second.ask("abort", "gone")
-        steps = second.ask("report")["steps"]
-        held = second.until(lambda report: report["steps"] > steps + 3 or not report["requests"])
-        assert held["free"] < second.blocks - 1, "nothing has proved that no byte arrives any more"
-        first.thaw()
+        hold_a_cancelled_load(first, second, tokens)
         second.emptied(), first.emptied()
         params = first.prefill("unwanted", tokens)
         second.post("add", "unwanted", tokens, 1, params)
@@ -94,16 +84,7 @@ def test_after_kill_9_of_prefill_in_mid_transfer_decode_computes_again(here: int
     with Node("D", OURS, ranks=there, **TCP) as second:
         with Node("P1", OURS, ranks=here, **TCP) as first:
             first.ready(), second.ready()
-            second.add("well", tokens, 2, first.prefill("well", tokens))
-            expected = second.result("well")["tokens"]
-            params = first.prefill("cut", tokens)
-            second.computed()
-            first.freeze()
-            second.add("cut", tokens, 2, params)
-            second.waits("cut")
-            first.kill()
-        assert second.result("cut")["tokens"] == expected
-        assert second.computed() == len(tokens) + 1
+            kill_in_mid_transfer(first, second, tokens)
         second.emptied()
 
 
