@@ -191,15 +191,23 @@ class FabricChannels(Generic[Message]):
             with anyio.CancelScope() as self._reading:
                 message = await self._messages.__anext__()
                 self._take(message.peer, message.payload)
-                self.gather_nowait()
+                self._gather()
         finally:
             self._reading = None
             self._changed.notify()
 
     def gather_nowait(self) -> None:
-        """Put what is here now into the members' channels."""
-        for message in self._messages.take_nowait():
+        """Put what is here now into the members' channels, and wake who waits: it may be for them."""
+        if self._gather():
+            if self._reading is not None:
+                self._reading.cancel()
+            self._changed.notify()
+
+    def _gather(self) -> int:
+        messages = self._messages.take_nowait()
+        for message in messages:
             self._take(message.peer, message.payload)
+        return len(messages)
 
     # ---- pieces
 

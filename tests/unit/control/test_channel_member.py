@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from channel_worlds import CODEC, Note
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import asyncfabric as af
 from asyncfabric.control import FabricChannels, LocalChannels, PeerFound, PeerLost
 from asyncfabric.errors import PeerError
 
@@ -102,6 +105,37 @@ def test_a_piece_that_could_not_leave_ends_the_session_of_its_peer_and_no_other_
 
     trio.run(send)
     assert a.take_nowait() == [("b", PeerFound()), ("c", PeerFound()), ("b", PeerLost("it died"))]
+
+
+@pytest.mark.parametrize("reads", ["run", "the sender itself"])
+@pytest.mark.trio
+async def test_who_waits_finds_what_another_call_took_for_it(reads: str) -> None:
+    """`take_nowait` takes the report that a sender waits for; nothing more comes that would wake it."""
+    config = af.FabricConfig(rails=("local",))
+    async with af.open_fabric(config) as one, af.open_fabric(config) as other, trio.open_nursery() as nursery:
+        addresses = {"a": one.address, "b": other.address}
+        here = FabricChannels(one, CODEC, addresses, window=1)
+        a, b = here.open("a"), FabricChannels(other, CODEC, addresses, window=1).open("b")
+        if reads == "run":
+            nursery.start_soon(here.run)
+        await a.send("b", Note(1))
+        waiting = trio.Event()
+
+        async def send() -> None:
+            waiting.set()
+            await a.send("b", Note(2))
+
+        nursery.start_soon(send)
+        await waiting.wait()
+        with trio.fail_after(10):
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            while (await b.receive())[1] != Note(1):
+                pass
+            until = time.monotonic() + 0.2
+            while time.monotonic() < until:  # the loop stands still, so that nobody else reads
+                a.take_nowait()
+            assert await b.receive() == ("a", Note(2))
+        nursery.cancel_scope.cancel()
 
 
 def test_a_piece_from_another_fabric_than_its_sources_is_dropped() -> None:
