@@ -122,7 +122,7 @@ def exception_for(code: int, kind: int, raw: int, call: FailedCall, detail: str 
     message = _message(code, raw, call, detail)
     if kind == StatusKind.VALUE:
         return ValueError(message)
-    remedy = _RAN_OUT[raw][1] if _ran_out(code, raw) else _REMEDIES.get(code, "")
+    remedy = _remedy(code, raw)
     if kind == StatusKind.PEER:
         return PeerError(message, remedy=remedy, raw=raw, bytes=call.done)
     if kind in (StatusKind.TRANSFER, StatusKind.CANCELLED):
@@ -262,6 +262,8 @@ def _message(code: int, raw: int, call: FailedCall, detail: str) -> str:
     detail = detail.removesuffix(f" [number {raw}]")  # stated in words below
     if _ran_out(code, raw):
         text, detail = _RAN_OUT[raw][0], detail.removeprefix(text).removeprefix(": ")
+    elif _ran_out_there(code, raw):
+        text = f"{text}: there, {_RAN_OUT[raw][0]}"
     if detail.startswith(text):
         text = detail
     elif detail:
@@ -276,6 +278,16 @@ def _message(code: int, raw: int, call: FailedCall, detail: str) -> str:
 
 def _ran_out(code: int, raw: int) -> bool:
     return code == StatusCode.NO_MEMORY and raw in _RAN_OUT
+
+
+def _ran_out_there(code: int, raw: int) -> bool:
+    return code == StatusCode.PEER_REJECTED and raw in (errno.EMFILE, errno.ENFILE)
+
+
+def _remedy(code: int, raw: int) -> str:
+    if _ran_out(code, raw):
+        return _RAN_OUT[raw][1]
+    return f"at the peer: {_RAN_OUT[raw][1]}" if _ran_out_there(code, raw) else _REMEDIES.get(code, "")
 
 
 def _number(raw: int) -> str:

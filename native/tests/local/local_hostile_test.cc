@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <cerrno>
 #include <thread>
 
 #include "impostor.h"
@@ -144,6 +145,29 @@ TEST(LocalCrowd, ARailTalksToItself) {
       {with_imm(transfer(WorkKind::kWrite, *peer, *remote, block.data(), 4096, 100, 1), 6), message(*peer, "me", 2)});
   ASSERT_TRUE(eventually({&endpoint}, [&] { return endpoint.imms.size() == 1 && endpoint.messages.size() == 1; }));
   EXPECT_EQ(block.data()[4096], 42);
+}
+
+TEST(LocalHostile, WhoHasNoDescriptorLeftStatesThatToWhomItRefuses) {
+  Endpoint endpoint;
+  const UniqueFd socket = knock(endpoint);
+  const UniqueFd later = knock(endpoint);
+  ASSERT_TRUE(local::send_wire(later.get(), local::wire_message(local::WireKind::kShow), {-1, -1, -1}).ok());
+  ASSERT_TRUE(hangs_up(later));  // so the first is accepted
+  const UniqueFd file(memfd_create("any", MFD_CLOEXEC));
+  local::WireMessage hello = local::wire_message(local::WireKind::kHello);
+  hello.target_rail = where(endpoint).rail_id;
+  local::WireMessage welcome;
+  {
+    const NoDescriptors none;
+    ASSERT_TRUE(local::send_wire(socket.get(), hello, {file.get(), file.get(), file.get()}).ok());
+    local::FdPack fds;
+    ASSERT_TRUE(
+        local::await_wire(socket.get(), local::WireKind::kWelcome, now_ns() + kPatienceNs, &welcome, &fds).ok());
+  }
+  EXPECT_EQ(welcome.status, static_cast<uint32_t>(StatusCode::kNoMemory));
+  EXPECT_EQ(welcome.raw, static_cast<uint32_t>(EMFILE));
+  EXPECT_TRUE(hangs_up(socket));
+  expect_service(endpoint);
 }
 
 TEST(LocalHostile, NonsenseOnTheSocketIsHungUpOn) {

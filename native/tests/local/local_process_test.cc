@@ -208,6 +208,30 @@ TEST(ProcessWatch, KnowsThatAProcessIsLeavingBeforeItIsGone) {
   EXPECT_TRUE(early) << "a process that takes long to die was never seen leaving";
 }
 
+TEST(ProcessWatch, WhoHasNoDescriptorLeftLosesNobody) {
+  Child child([](int) {
+    pause();
+    return 0;
+  });
+  const uint64_t start = local::process_start(child.pid());
+  std::shared_ptr<local::ProcessWatch> watch;
+  ASSERT_TRUE(local::ProcessWatch::open(child.pid(), start, &watch).ok());
+  {
+    const NoDescriptors none;
+    EXPECT_FALSE(watch->leaving());
+    std::shared_ptr<local::ProcessWatch> another;
+    for (const auto& [pid, its_start] : {std::pair{child.pid(), start}, std::pair{getpid(), uint64_t{1}}}) {
+      const Status status = local::ProcessWatch::open(pid, its_start, &another);
+      EXPECT_EQ(status.code, StatusCode::kNoMemory);
+      EXPECT_EQ(status.raw, EMFILE);
+    }
+  }
+  ::kill(child.pid(), SIGKILL);
+  const uint64_t killed = now_ns();
+  while (!watch->leaving() && now_ns() - killed < kPatienceNs) {}
+  EXPECT_TRUE(watch->leaving());
+}
+
 TEST_P(LocalProcesses, WriterKilledInTheMiddleOfACopyBlocksNoRevoke) {
   const Words options{{"foreign", GetParam().foreign}};
   for (int round = 0; round < 5; ++round) {

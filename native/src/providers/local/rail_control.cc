@@ -120,7 +120,8 @@ Status LocalRail::shake_hands(const RailAddress& target, uint64_t deadline_ns, A
   if (status.code == StatusCode::kTimeout) return {StatusCode::kBusy, status.raw};
   if (status.code == StatusCode::kPeerDead) return {StatusCode::kPeerUnreachable, status.raw};
   if (!status.ok()) return status;
-  if (welcome.status != 0 || welcome.rail != target.rail_id) return StatusCode::kPeerRejected;
+  if (welcome.status != 0) return {StatusCode::kPeerRejected, static_cast<int32_t>(welcome.raw)};
+  if (welcome.rail != target.rail_id) return StatusCode::kPeerRejected;
   return Doorbell::open(std::move(attempt.our_end), fds[0], getpid(), rooms_->waits, &link.target);
 }
 
@@ -172,7 +173,7 @@ Status LocalRail::ask(Outgoing& link, const RegionKey& key, uint32_t part, WireM
   if (link.mute) return StatusCode::kTimeout;
   if (!status.ok()) return status;
   if (answer->status == static_cast<uint32_t>(StatusCode::kStaleKey)) return StatusCode::kStaleKey;
-  if (answer->status != 0) return StatusCode::kPeerRejected;
+  if (answer->status != 0) return {StatusCode::kPeerRejected, static_cast<int32_t>(answer->raw)};
   *file = std::move(fds[0]);
   return {};
 }

@@ -21,8 +21,9 @@ struct HostIdentity {
 const HostIdentity& host_identity();
 
 struct ProcessState {
-  uint64_t start =
-      0;  // in clock ticks since boot: distinguishes a process from a later one with the same pid. 0: no such process
+  // In clock ticks since boot: distinguishes a process from a later one with the same pid. 0: there is no such process,
+  // or no descriptor to read its state with.
+  uint64_t start = 0;
   bool leaving = false;  // the kernel takes it down: its main thread runs no more
 };
 ProcessState process_state(pid_t pid);

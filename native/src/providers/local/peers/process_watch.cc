@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <cerrno>
 
+#include "base/descriptor_room.h"
 #include "providers/local/peers/identity.h"
 
 namespace asyncfabric::local {
@@ -13,10 +14,13 @@ Status ProcessWatch::open(pid_t pid, uint64_t start, std::shared_ptr<ProcessWatc
   UniqueFd fd;
   if (pid != getpid()) {
     fd = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+    if (!fd && (errno == EMFILE || errno == ENFILE)) return {StatusCode::kNoMemory, errno};
     if (!fd) return {errno == ESRCH ? StatusCode::kPeerDead : StatusCode::kUnsupported, errno};
   }
   // Looked up after the pidfd exists: if it agrees now, the pidfd is of the right process for ever.
-  if (process_start(pid) != start) return {StatusCode::kPeerDead, ESRCH};
+  const uint64_t now = process_start(pid);
+  if (now == 0 && descriptors_ran_out()) return {StatusCode::kNoMemory, EMFILE};
+  if (now != start) return {StatusCode::kPeerDead, ESRCH};
   out->reset(new ProcessWatch(pid, start, std::move(fd)));
   return {};
 }
@@ -34,6 +38,7 @@ bool ProcessWatch::leaving() const {
   if (gone()) return true;
   if (!fd_) return false;
   const ProcessState now = process_state(pid_);
+  if (now.start == 0) return gone();  // or it cannot be read, as this process has no descriptor left
   return now.start != start_ || now.leaving;
 }
 

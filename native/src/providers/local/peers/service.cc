@@ -148,6 +148,7 @@ void Service::serve(uint64_t id) {
     FdPack fds;
     Status status = receive_wire(session.fd(), &message, &fds);
     if (status.code == StatusCode::kBusy) return;
+    if (status.code == StatusCode::kNoMemory && session.incoming == nullptr) refuse(session, status);
     if (status.ok()) {
       if (message.kind == WireKind::kHello && session.incoming == nullptr)
         status = greet(session, message, fds);
@@ -161,8 +162,6 @@ void Service::serve(uint64_t id) {
 }
 
 Status Service::greet(Session& session, const WireMessage& hello, FdPack& fds) {
-  WireMessage answer = wire_message(WireKind::kWelcome);
-  answer.rail = reception_.rail_id;
   const auto examine = [&](Incoming::Parts* parts) -> Status {
     const PeerCredentials peer = peer_credentials(session.socket.get());
     if (!peer.same_user || hello.target_rail != reception_.rail_id || !fds[0]) return StatusCode::kPeerRejected;
@@ -180,15 +179,22 @@ Status Service::greet(Session& session, const WireMessage& hello, FdPack& fds) {
   Incoming::Parts parts;
   Status status = examine(&parts);
   if (status.ok() && !connections_.has_seat()) status = StatusCode::kPeerRejected;
-  if (!status.ok()) {
-    answer.status = static_cast<uint32_t>(status.code);
-    send_wire(session.fd(), answer, {-1, -1, -1});
-    return status;
-  }
+  if (!status.ok()) return refuse(session, status);
   parts.socket = std::move(session.socket);
   session.incoming = connections_.seat(std::move(parts));
   if (session.incoming->process()->gone()) return StatusCode::kPeerDead;  // its pidfd may have spoken before
+  WireMessage answer = wire_message(WireKind::kWelcome);
+  answer.rail = reception_.rail_id;
   return send_wire(session.fd(), answer, {reception_.board_file.get(), -1, -1});
+}
+
+Status Service::refuse(const Session& session, Status why) const {
+  WireMessage answer = wire_message(WireKind::kWelcome);
+  answer.rail = reception_.rail_id;
+  answer.status = static_cast<uint32_t>(why.code);
+  answer.raw = static_cast<uint32_t>(why.raw);
+  send_wire(session.fd(), answer, {-1, -1, -1});
+  return why;
 }
 
 Status Service::show(const Session& session, const WireMessage& ask) const {
@@ -202,6 +208,7 @@ Status Service::show(const Session& session, const WireMessage& ask) const {
   else if (session.incoming->admitted())
     status = regions_.show({ask.slot, ask.word}, ask.part, &shown, &file);
   answer.status = static_cast<uint32_t>(status.code);
+  answer.raw = static_cast<uint32_t>(status.raw);
   if (status.ok()) {
     answer.mark = shown.mark;
     answer.life = shown.life;

@@ -50,6 +50,7 @@ class Service {
   void accept_all();
   void serve(uint64_t id);
   Status greet(Session& session, const WireMessage& hello, FdPack& fds);
+  Status refuse(const Session& session, Status why) const;
   Status show(const Session& session, const WireMessage& ask) const;
   void end(Sessions::iterator session);
   bool end_unadmitted(uint64_t now);  // those that took too long, and the oldest of too many; true: some are left

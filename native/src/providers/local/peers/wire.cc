@@ -94,11 +94,11 @@ Status receive_wire(int socket, WireMessage* message, FdPack* fds) {
     }
   }
   if (got == 0) return StatusCode::kPeerDead;
-  const bool intact = (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
-  if (!intact || got != sizeof *message || message->magic != kWireMagic || message->version != kLayoutVersion ||
-      message->fds != count || count > kMaxFds)
+  if ((header.msg_flags & MSG_TRUNC) != 0 || got != sizeof *message || message->magic != kWireMagic ||
+      message->version != kLayoutVersion || message->fds > kMaxFds)
     return StatusCode::kPeerRejected;
-  return {};
+  if ((header.msg_flags & MSG_CTRUNC) != 0 && count < message->fds) return {StatusCode::kNoMemory, EMFILE};
+  return message->fds == count ? Status() : Status(StatusCode::kPeerRejected);
 }
 
 Status await_wire(int socket, WireKind kind, uint64_t deadline_ns, WireMessage* message, FdPack* fds) {

@@ -32,8 +32,8 @@ struct WireMessage {
   uint32_t fds = 0;            // how many descriptors ride along
   uint64_t word = 0;           // kShow: of the key
   uint32_t part = 0;           // kShow: which of the region's files
-  uint32_t unused = 0;
-  uint64_t mark = 0;  // kShown, and the rest: see Shown
+  uint32_t raw = 0;            // kWelcome, kShown: the system's number for the status
+  uint64_t mark = 0;           // kShown, and the rest: see Shown
   uint64_t life = 0;
   uint64_t base = 0;
   uint64_t length = 0;
@@ -45,7 +45,8 @@ WireMessage wire_message(WireKind kind);
 
 // kBusy: the socket would block. kPeerDead: it is closed.
 Status send_wire(int socket, const WireMessage& message, std::array<int, kMaxFds> fds);
-// kBusy: nothing there. kPeerDead: closed. kPeerRejected: not our format.
+// kBusy: nothing there. kPeerDead: closed. kPeerRejected: not our format. kNoMemory: this process had no room for its
+// descriptors, which are lost; the rest of the message is in *message.
 Status receive_wire(int socket, WireMessage* message, FdPack* fds);
 // Waits for one message of `kind` until `deadline_ns` (monotonic clock). kTimeout.
 Status await_wire(int socket, WireKind kind, uint64_t deadline_ns, WireMessage* message, FdPack* fds);
