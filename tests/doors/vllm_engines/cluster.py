@@ -1,7 +1,7 @@
 """A cluster of `asyncfabric serve` nodes with vLLM in them, as processes that a test asks, freezes and kills.
 
 Nodes are forked from a process that has imported vLLM: AsyncLLM, its engine process, scheduler and connector are vLLM's
-own; for ARITHMETIC `executor.py` stands in place of the worker. vLLM is not imported in this process.
+own; for ARITHMETIC `worker.py` stands in place of the worker. vLLM is not imported in this process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ARGUMENTS = {
     "async_scheduling": False,
     "max_num_batched_tokens": 64,
     "max_num_seqs": 16,
-    "distributed_executor_backend": "executor.ArithmeticExecutor",
+    "worker_cls": "worker.Worker",
     "kv_transfer_config": {"kv_buffer_device": "cpu"},
 }
 
@@ -75,7 +75,7 @@ class Served:
         return Served(self.described, self.arguments | {"kv_transfer_config": transfer}, self.preloaded)
 
 
-ARITHMETIC = Served(DESCRIBED, ARGUMENTS, ("engine", "executor"))
+ARITHMETIC = Served(DESCRIBED, ARGUMENTS, ("engine", "worker"))
 
 
 class NodeProcess:
@@ -210,10 +210,10 @@ class Cluster:
         ]
         self.nodes[name] = NodeProcess(self.folder, name, words, {"ARITHMETIC_STEP_S": str(self._step_s)})
 
-    def engine(self, role: str, name: str) -> None:
-        """Start a node with vLLM in it."""
-        model, arguments = str(self.folder / "model"), json.dumps(self._served.arguments)
-        words = ["--engine", "vllm", "--model-path", model, "--engine-args", arguments]
+    def engine(self, role: str, name: str, **arguments: Any) -> None:
+        """Start a node with vLLM in it, by engine arguments beside those of all nodes."""
+        model, described = str(self.folder / "model"), json.dumps(self._served.arguments | arguments)
+        words = ["--engine", "vllm", "--model-path", model, "--engine-args", described]
         self.start(role, name, "--cluster-directory", self.link, *words)
 
     def ready(self, *names: str) -> None:
@@ -297,6 +297,7 @@ def preload(served: Served = ARITHMETIC) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     multiprocessing.get_context("forkserver").set_forkserver_preload([*served.preloaded, *SERVICES])
 
 

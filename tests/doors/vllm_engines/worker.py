@@ -1,27 +1,28 @@
-"""A driver in place of vLLM's worker: arithmetic over tensors of the CPU, asked by vLLM's real engine core.
+"""Arithmetic over tensors of the CPU in place of vLLM's worker: asked by its real engine core, through its executors.
 
-For nodes: vLLM's AsyncLLM, its engine process, scheduler and connector are real, and find this class by
-`distributed_executor_backend`. It follows the scheduler's output as a model runner does.
+For nodes: vLLM's AsyncLLM, its engine process, scheduler, executor and connector are real, and find this class by
+`worker_cls`; with `tensor_parallel_size` there are several, in processes of their own. It follows the scheduler's
+output as a model runner does.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
 import model
 import torch
+import torch.distributed
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.forward_context import set_forward_context
-from vllm.v1.executor import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
+from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 BLOCKS = 96
 
@@ -33,27 +34,35 @@ class Row:
         self.tokens, self.table, self.computed = tokens, table, computed
 
 
-class Worker:
-    """Blocks and connector of one engine."""
+class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not there where types are checked
+    """Blocks and connector of one rank."""
 
-    def __init__(self, config: VllmConfig) -> None:
-        self.config = config
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **arguments: Any) -> None:
+        super().__init__(vllm_config, *args, **arguments)
+        self.config = vllm_config
+        self.ranks = vllm_config.parallel_config.tensor_parallel_size
+        self.heads = model.heads_of(self.rank, self.ranks)
         self.rows: dict[str, Row] = {}
         self.step_s = float(os.environ.get("ARITHMETIC_STEP_S", "0"))  # at least, so that tests meet answers half done
-        self.head_size = config.model_config.get_head_size()
-        self.vocabulary = config.model_config.get_vocab_size()
+        self.head_size = self.model_config.get_head_size()
+        self.vocabulary = self.model_config.get_vocab_size()
         for name in model.layer_names():
-            config.compilation_config.static_forward_context[name] = model.Layer()
+            vllm_config.compilation_config.static_forward_context[name] = model.Layer()
         self.current = ExitStack()
-        self.current.enter_context(set_current_vllm_config(config))
+
+    def init_device(self) -> None:
+        self.current.enter_context(set_current_vllm_config(self.config))
         torch.set_num_threads(1)
-        parallel_state.init_distributed_environment(1, 0, f"file:///tmp/arithmetic-{os.getpid()}", 0, "gloo")
-        parallel_state.initialize_model_parallel(1, 1)
-        os.unlink(f"/tmp/arithmetic-{os.getpid()}")
+        where = self.distributed_init_method
+        parallel_state.init_distributed_environment(self.ranks, self.rank, where, self.local_rank, "gloo")
+        parallel_state.initialize_model_parallel(self.ranks)
+
+    def load_model(self) -> None:
+        """Load nothing: it is arithmetic."""
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         spec = FullAttentionSpec(
-            block_size=model.BLOCK_TOKENS, num_kv_heads=model.HEADS, head_size=self.head_size, dtype=model.DTYPE
+            block_size=model.BLOCK_TOKENS, num_kv_heads=len(self.heads), head_size=self.head_size, dtype=model.DTYPE
         )
         return dict.fromkeys(model.layer_names(), spec)
 
@@ -73,16 +82,21 @@ class Worker:
     def get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
 
-    def initialize_from_config(self, configs: list[KVCacheConfig]) -> None:
-        described = configs[0]
-        _, self.caches = model.cache_of(described.num_blocks, self.head_size)
+    def initialize_from_config(self, described: KVCacheConfig) -> None:
+        _, self.caches = model.cache_of(described.num_blocks, self.head_size, heads=len(self.heads))
         kv_transfer_state.ensure_kv_transfer_initialized(self.config, described)
         self.connector = kv_transfer_state.get_kv_transfer_group()
         self.connector.register_kv_caches(self.caches)
 
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        return CompilationTimes(0.0, 0.0)
+
     def get_kv_connector_handshake_metadata(self) -> dict[tuple[int, int], Any] | None:
         met = self.connector.get_handshake_metadata()
-        return None if met is None else {(0, 0): met}
+        return None if met is None else {(0, self.rank): met}
+
+    def check_health(self) -> None:
+        """Be well."""
 
     def execute_model(self, scheduled: Any) -> Any:
         for name in scheduled.finished_req_ids:
@@ -111,7 +125,7 @@ class Worker:
                 for name in names:
                     row, count = self.rows[name], scheduled.num_scheduled_tokens[name]
                     new = row.tokens[row.computed : row.computed + count]
-                    model.fill(cache, layer, row.table, row.computed, new)
+                    model.fill(cache, layer, row.table, row.computed, new, self.heads.start)
                 self.connector.save_kv_layer(layer_name, cache, None)
             for name in names:
                 row = self.rows[name]
@@ -122,48 +136,18 @@ class Worker:
 
     def _next(self, row: Row) -> list[int]:
         row.tokens.append(
-            model.next_token([[each] for each in self.caches.values()], row.table, row.computed) % self.vocabulary
+            model.next_token(self._of_all_ranks(row), range(len(row.table)), row.computed) % self.vocabulary
         )
         return row.tokens[-1:]
+
+    def _of_all_ranks(self, row: Row) -> list[list[torch.Tensor]]:
+        """Return the blocks of a request by layer and rank; every rank asks for the same ones in the same order."""
+        mine = [cache[row.table] for cache in self.caches.values()]
+        found: list[list[torch.Tensor]] = [mine] * self.ranks
+        if self.ranks > 1:
+            torch.distributed.all_gather_object(found, mine, parallel_state.get_tp_group().cpu_group)
+        return [list(layer) for layer in zip(*found, strict=True)]
 
     def shutdown(self) -> None:
         kv_transfer_state.ensure_kv_transfer_shutdown()
         self.current.close()
-
-
-class ArithmeticExecutor(Executor):
-    """One worker in the engine's process."""
-
-    def _init_executor(self) -> None:
-        self.worker = Worker(self.vllm_config)
-
-    def collective_rpc(
-        self,
-        method: Any,
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        non_block: bool = False,
-    ) -> Any:
-        return [getattr(self.worker, method)(*args, **(kwargs or {}))]
-
-    def initialize_from_config(self, configs: list[KVCacheConfig]) -> None:
-        """Make the blocks; there is nothing to compile."""
-        self.worker.initialize_from_config(configs)
-
-    def compile_or_warm_up_model(self) -> None:
-        """Compile nothing."""
-
-    def execute_model(self, scheduled: Any, non_block: bool = False) -> Any:
-        result = self.worker.execute_model(scheduled)
-        if not non_block:
-            return result
-        future: Future[Any] = Future()
-        future.set_result(result)
-        return future
-
-    def check_health(self) -> None:
-        """Be well."""
-
-    def shutdown(self) -> None:
-        self.worker.shutdown()
