@@ -208,7 +208,9 @@ class Cluster:
             f"ipc://{self.folder}/",
             *more,
         ]
-        self.nodes[name] = NodeProcess(self.folder, name, words, {"ARITHMETIC_STEP_S": str(self._step_s)})
+        # vLLM leaves sockets and files in the folder for temporary files when it is killed.
+        environment = {"ARITHMETIC_STEP_S": str(self._step_s), "TMPDIR": str(self.folder)}
+        self.nodes[name] = NodeProcess(self.folder, name, words, environment)
 
     def engine(self, role: str, name: str, **arguments: Any) -> None:
         """Start a node with vLLM in it, by engine arguments beside those of all nodes."""
@@ -355,6 +357,7 @@ def serve(words: list[str], environment: dict[str, str], out: str, log: str) -> 
         os.dup2(file, descriptor)
         os.close(file)
     os.environ.update(environment)
+    tempfile.tempdir = None  # found anew, by TMPDIR
     sys.argv = ["asyncfabric", *words]
     from asyncfabric_services.cli import main
 
