@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import trio
@@ -40,6 +41,35 @@ async def run_interruptible(work: Callable[[], Awaitable[Result]]) -> tuple[Resu
 def first_failure(error: BaseException) -> BaseException:
     """Return the first exception in a group, however deep."""
     return first_failure(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+Kinds = type[Exception] | tuple[type[Exception], ...]
+
+
+@contextmanager
+def failing_as(*rules: tuple[Kinds, Callable[[BaseException], BaseException]]) -> Iterator[None]:
+    """Raise another exception for failures of some kinds, bare or in the groups that nurseries make.
+
+    Not by `raise` within `except*`, which puts what is raised into a group again before Python 3.11.4.
+
+    Args:
+        rules: kinds, and what the first failure becomes if all failures are of them; the first that fits counts.
+    """
+    try:
+        yield
+    except Exception as error:
+        for kinds, become in rules:
+            failure = _failure_of(error, kinds)
+            if failure is not None:
+                raise become(failure) from None
+        raise
+
+
+def _failure_of(error: Exception, kinds: Kinds) -> BaseException | None:
+    if not isinstance(error, ExceptionGroup):
+        return error if isinstance(error, kinds) else None
+    found, rest = error.split(kinds)
+    return first_failure(found) if found is not None and rest is None else None
 
 
 async def guarded(work: Callable[[], Awaitable[Result]]) -> tuple[Result | None, int]:

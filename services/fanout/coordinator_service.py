@@ -22,7 +22,7 @@ from asyncfabric_services.fanout.update_book import UpdateBook
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.metrics import gauge
 from asyncfabric_services.health.view import Row, Rows, View
-from asyncfabric_services.interruption import first_failure
+from asyncfabric_services.interruption import failing_as
 from asyncfabric_services.nodes.link_rows import link_rows
 from asyncfabric_services.nodes.stage import Announce, Stage, open_control, open_directory, serve_process
 from asyncfabric_services.router.server import StartError
@@ -146,7 +146,5 @@ async def serve(settings: Settings, announce: Announce) -> None:
 
     Cancellation: as there.
     """
-    try:
+    with failing_as((FabricError, lambda error: StartError(f"the coordinator ended: {error}"))):
         await serve_process(settings, "coordinator", open_service, announce)
-    except* FabricError as group:
-        raise StartError(f"the coordinator ended: {first_failure(group)}") from group

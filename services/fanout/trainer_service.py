@@ -44,7 +44,7 @@ from asyncfabric_services.fanout.participant import FanoutParticipant, open_part
 from asyncfabric_services.health.endpoints import node_routes
 from asyncfabric_services.health.metrics import BoundedCounter, gauge
 from asyncfabric_services.health.view import Row, View
-from asyncfabric_services.interruption import first_failure
+from asyncfabric_services.interruption import failing_as
 from asyncfabric_services.nodes.link_rows import link_rows
 from asyncfabric_services.nodes.stage import Announce, Stage, serve_process
 from asyncfabric_services.rollout.fused_model import refuse_uncomputable
@@ -304,7 +304,6 @@ async def serve(settings: Settings, announce: Announce) -> None:
 
     Cancellation: as there.
     """
-    try:
+    # The world's fault: a rank that is gone takes each of the others along.
+    with failing_as((BrokenError, lambda error: CheckFailed(str(error)))):
         await serve_process(settings, "trainer", open_service, announce)
-    except* BrokenError as group:  # the world's fault: a rank that is gone takes each of the others along
-        raise CheckFailed(str(first_failure(group))) from group

@@ -17,7 +17,7 @@ import trio
 
 from asyncfabric.errors import ActorError, BrokenError
 from asyncfabric_services.exits import FINE, CheckFailed, EnvironmentUnfit
-from asyncfabric_services.interruption import first_failure, run_interruptible
+from asyncfabric_services.interruption import failing_as, run_interruptible
 from asyncfabric_services.launch import cluster
 from asyncfabric_services.launch.launcher import Launcher, launcher_module
 from asyncfabric_services.launch.plan import plan_nodes
@@ -34,14 +34,12 @@ _T = TypeVar("_T")
 
 def translated(asking: Callable[[], Awaitable[_T]]) -> _T:
     """Run on an event loop; what a cluster raises becomes an error of the command."""
-    try:
+    with failing_as(
+        (SettingsError, lambda error: click.UsageError(str(error))),
+        ((BrokenError, ActorError), lambda error: CheckFailed(str(error))),
+        (click.ClickException, lambda error: error),
+    ):
         return run(asking)
-    except* SettingsError as group:
-        raise click.UsageError(str(first_failure(group))) from None
-    except* (BrokenError, ActorError) as group:
-        raise CheckFailed(str(first_failure(group))) from None
-    except* click.ClickException as group:
-        raise first_failure(group) from None
 
 
 async def attached(folder: Path, asking: Callable[[Launcher], Awaitable[_T]]) -> _T:

@@ -70,17 +70,16 @@ def _run(module: str, loaded: LoadedSettings) -> int:
     """Run `serve(settings, announce)` of a module; it is imported here, since some load torch."""
     try:
         service = importlib.import_module(module)
-        from asyncfabric_services.interruption import first_failure
+        from asyncfabric_services.interruption import failing_as
         from asyncfabric_services.router.server import StartError
     except ModuleNotFoundError as error:
         raise EnvironmentUnfit(f"{error}; install it with: pip install 'asyncfabric[serve]'") from None
     open_log(loaded.settings.log.level, loaded.settings.log.form)
-    try:
+    with failing_as(
+        (StartError, lambda error: click.UsageError(str(error))),
+        (click.ClickException, lambda error: error),  # it carries its status; a nursery around it would hide that
+    ):
         trio.run(service.serve, loaded.settings, _announce)
-    except* StartError as group:
-        raise click.UsageError(str(first_failure(group))) from None
-    except* click.ClickException as group:  # it carries its status; a nursery around it would hide that
-        raise first_failure(group) from None
     return FINE
 
 
