@@ -41,7 +41,7 @@ def test_a_low_soft_limit_of_descriptors_is_raised(rail: str) -> None:
 @pytest.mark.parametrize(
     ("rail", "soft"),
     [
-        *(("local", soft) for soft in (32, *range(62, 82, 3), 128)),  # one more fabric takes about 20
+        *(("local", soft) for soft in (32, 64, *range(62, 82, 3), 96, 128)),  # one more fabric takes about 20
         *(("tcp", soft) for soft in (32, 64, 96, 128)),
     ],
 )

@@ -61,6 +61,11 @@ ARGUMENTS = {
 }
 
 
+PROMPT = [(7 * place) % 251 for place in range(100)]
+PROMPT_BYTES = 7 * 3 * 2 * 2 * 16 * 16 * 4
+"""Blocks of the prompt, layers, keys and values, heads, tokens of a block, numbers of a head, bytes of a number."""
+
+
 @dataclass(frozen=True)
 class Served:
     """What the nodes serve: a model as its config.json has it, vLLM's engine arguments, modules to import for both."""

@@ -61,7 +61,8 @@ class KillsOfEngines:
             self._require([second.result(name)["tokens"] for name in names])
         elif role == "D" and not prefilled:
             first.answers(len(names))
-            params = [first.result(name)["params"] for name in names]
+            for name in names:
+                first.result(name)
         self.up["D" if role == "P" else "P"].emptied()
         self._start(role)
         self.serve()

@@ -10,13 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import Cluster, open_cluster, texts_alone, until
+from cluster import PROMPT, PROMPT_BYTES, Cluster, open_cluster, texts_alone, until
 
-PROMPT = [(7 * place) % 251 for place in range(100)]
 LONG = [(11 * place) % 251 for place in range(960)]
 """15 steps of prefill."""
-PUSHED_BYTES = 7 * 3 * 2 * 2 * 16 * 16 * 4
-"""Blocks of the prompt, layers, keys and values, heads, tokens of a block, numbers of a head, bytes of a number."""
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +127,10 @@ def test_pushed_bytes_and_their_rate_are_shown(whole: Cluster) -> None:
             whole.ask(PROMPT, 2)
             answers += 1
         (row,) = looking.result()
-    until(lambda: min(pushed() - before, loaded() - begun) >= answers * PUSHED_BYTES)
-    assert pushed() - before == loaded() - begun == answers * PUSHED_BYTES
+    until(lambda: min(pushed() - before, loaded() - begun) >= answers * PROMPT_BYTES)
+    assert pushed() - before == loaded() - begun == answers * PROMPT_BYTES
     assert answers > 1
-    assert 0 < row["sent_bytes_per_s"] * 3 <= answers * PUSHED_BYTES
+    assert 0 < row["sent_bytes_per_s"] * 3 <= answers * PROMPT_BYTES
     assert [second.metric("asyncfabric_written_bytes_total") for second in seconds] == [0, 0]
 
 

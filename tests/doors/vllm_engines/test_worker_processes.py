@@ -6,13 +6,10 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from cluster import Cluster, open_cluster, texts_alone, until
+from cluster import PROMPT, PROMPT_BYTES, Cluster, open_cluster, texts_alone, until
 
-PROMPT = [(7 * place) % 251 for place in range(100)]
 TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 LOADED = "vllm:asyncfabric_load_bytes_sum"
-PROMPT_BYTES = 7 * 3 * 2 * 2 * 16 * 16 * 4
-"""Blocks, layers, keys and values, heads, tokens of a block, numbers of a head, bytes of a number."""
 
 
 @pytest.fixture(scope="module")
