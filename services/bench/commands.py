@@ -128,6 +128,7 @@ def scatter(sizes: tuple[int, ...], **arguments: Any) -> int:
 
 @bench.command()
 @fabric_options
+@device_option
 @sizes_option("64KiB", "Sizes of a page of one layer.", "--page-bytes")
 @click.option("--pages", type=click.IntRange(1), default=4096, show_default=True, help="Pages of one stream.")
 @click.option("--layers", type=click.IntRange(1, 256), default=8, show_default=True, help="Layers of one stream.")

@@ -16,6 +16,7 @@ WORKERS = {
     "gpu": "gpu.worker:GpuWorker",
     "gpu-limits": "gpu.limit_worker:GpuLimitWorker",
     "kv": "kv.worker:KvWorker",
+    "kv-gpu": "kv.gpu_worker:GpuKvWorker",
     "ttft": "kv.ttft_worker:TtftWorker",
     "moe": "moe.worker:MoeWorker",
     "moe-gpu": "moe.gpu_worker:MoeGpuWorker",

@@ -1,4 +1,7 @@
-"""`bench kv`: whole streams of layers between two pools, against the bare memcpy of the same run."""
+"""`bench kv`: whole streams of layers between two pools, against the bare memcpy of the same run.
+
+With `--device cuda` between pools on GPUs, against torch's copy.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any, NamedTuple
 
 from asyncfabric.bench.measure import percentiles_us, significant
 from asyncfabric.bench.rows import Point, rates
+from asyncfabric_services.bench.gpu.limit_side import GpuLimitSide
 from asyncfabric_services.bench.limits.limit_side import LimitSide
 from asyncfabric_services.bench.options import Options
 from asyncfabric_services.bench.pair import BenchPair
@@ -29,9 +33,12 @@ class KvShape(NamedTuple):
 def run_kv(options: Options, report: BenchReport, shape: KvShape) -> None:
     """Measure each page size."""
     report.expect(len(options.page_sizes))
-    with BenchPair("limits", options.deadline_at) as limit_pair, BenchPair("kv", options.deadline_at) as pair:
-        limits = LimitSide(limit_pair, options)
-        rail, _ = pair.both("open", config=options.engine)
+    limit_kind, kind = ("gpu-limits", "kv-gpu") if options.on_gpu else ("limits", "kv")
+    with BenchPair(limit_kind, options.deadline_at) as limit_pair, BenchPair(kind, options.deadline_at) as pair:
+        limits = GpuLimitSide(limit_pair, options) if options.on_gpu else LimitSide(limit_pair, options)
+        pair.target.start("open", config=options.engine_there)
+        rail = pair.initiator.call("open", config=options.engine)
+        pair.target.finish()
         for page_bytes in options.page_sizes:
             _streams(options, report, limits, pair, page_bytes, shape, rail)
 
@@ -73,7 +80,7 @@ class _Streamer:
 def _streams(
     options: Options,
     report: BenchReport,
-    limits: LimitSide,
+    limits: LimitSide | GpuLimitSide,
     pair: BenchPair,
     page_bytes: int,
     shape: KvShape,
@@ -95,7 +102,8 @@ def _streams(
     pages = each * layers
     ours, write_pages = Contender("asyncfabric", streams.repeat), Contender("write_pages", writes.repeat)
     copies = limits.page_limits(page_bytes, pages)
-    whole = [limits.copy("memcpy", page_bytes)] if options.carrier == "local" and options.memory != "foreign" else []
+    by_memcpy = not options.on_gpu and options.carrier == "local" and options.memory != "foreign"
+    whole = [limits.copy("memcpy", page_bytes)] if by_memcpy else []
     rounds = options.count or STREAMS
     # The whole copy is given as many bytes per op as a stream moves, so that all costs are per stream.
     field = [*(_repeated(copy, pages) for copy in whole), *copies, write_pages, ours]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import trio
 
+from asyncfabric import Region
 from asyncfabric.bench.pattern import POISON, random_bytes, verdict
 from asyncfabric.kv import KvLease, KvOffer, KvPool, decode_message, encode_message, open_pool
 from asyncfabric_services.bench.kv.workload import layout_of, stream_layers, write_layers
@@ -32,6 +33,19 @@ class KvWorker(FabricWorker):
         self._opened = trio.Event()
         self._failure: Exception | None = None
 
+    @property
+    def device(self) -> str:
+        """Return where a pool is allocated."""
+        return "cpu"
+
+    def foreign(self, length_bytes: int) -> object:
+        """Return memory of this process for a pool."""
+        return np.empty(length_bytes, dtype=np.uint8)
+
+    def take(self, region: Region) -> None:
+        """Keep the memory of a pool as what calls fill and check."""
+        self.memory = np.frombuffer(region.memory, dtype=np.uint8)
+
     async def beside(self) -> None:
         """Keep pools open, one after the other as they are asked for, until the process ends."""
         order = await self._orders.receive()
@@ -39,10 +53,12 @@ class KvWorker(FabricWorker):
             try:
                 layout = layout_of(order["page_bytes"], order["layers"])
                 length = layout.pool_bytes(order["pages"])
-                buffer = np.empty(length, dtype=np.uint8) if order["kind"] == "foreign" else None
-                opened = open_pool(self._fabric, layout, pages=order["pages"], buffer=buffer, seed=order["seed"])
+                where: dict[str, Any] = {"device": self.device}
+                if order["kind"] == "foreign":
+                    where = {"buffer": self.foreign(length)}
+                opened = open_pool(self._fabric, layout, pages=order["pages"], seed=order["seed"], **where)
                 async with opened as self._pool:
-                    self.memory = np.frombuffer(self._pool.region.memory, dtype=np.uint8)
+                    self.take(self._pool.region)
                     self._opened.set()
                     order = await self._orders.receive()
             except Exception as error:
@@ -93,7 +109,7 @@ class KvWorker(FabricWorker):
         """Check that the last lease holds those pages of the sender's seed, and all else poison; "" is good."""
         layout, pool = self._pool.layout, self._pool
         shape = (layout.layers, pool.pages, layout.page_bytes)
-        sent = random_bytes(self.memory.size, seed).reshape(shape)
+        sent = random_bytes(self.memory_bytes, seed).reshape(shape)
         expected = np.full(shape, POISON, dtype=np.uint8)
         expected[:, self._lease.pages] = sent[:, source_pages]
-        return verdict(self.memory, expected.reshape(-1))
+        return verdict(self.content(), expected.reshape(-1))
