@@ -1,5 +1,5 @@
 # summing.pxi: checksums of boxes of weights over numpy arrays, without the GIL: of one that is put in order in the same
-# pass, and of many where they lie, by a table made once.
+# pass, and of many where they lie, by a table made once; and the sum of words.
 
 
 class ordering:  # a namespace
@@ -59,3 +59,13 @@ cdef class BoxSums:
         if not fine:
             raise IndexError(f"BoxSums: boxes reach to byte {self.memory_bytes} of {memory.shape[0]}, or a number is "
                              f"none of {len(self.columns[0]) - 1}, or there is not a sum for each")
+
+
+def sum_words(const unsigned char[::1] data, place) -> int:
+    """See asyncfabric._kernels.summing."""
+    cdef summed_bytes given = summed_bytes(&data[0] if data.shape[0] else NULL, data.shape[0])
+    cdef uint32_t first = place & 0xffffffff
+    cdef uint64_t found = 0
+    with nogil:
+        found = native_sum_words(given, first)
+    return found

@@ -2,7 +2,7 @@
 # Declarations only.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cpp_bool
 
 from rows_api cimport const_ints
@@ -12,6 +12,10 @@ cdef extern from "<span>" namespace "std" nogil:
     cdef cppclass found_sums "std::span<uint64_t>":
         found_sums()
         found_sums(uint64_t*, size_t)
+
+    cdef cppclass summed_bytes "std::span<const uint8_t>":
+        summed_bytes()
+        summed_bytes(const uint8_t*, size_t)
 
 
 cdef extern from "asyncfabric/summing.h" namespace "asyncfabric::rows" nogil:
@@ -26,3 +30,5 @@ cdef extern from "asyncfabric/summing.h" namespace "asyncfabric::rows" nogil:
 
     cpp_bool native_sum_boxes "asyncfabric::rows::sum_boxes"(
         const uint8_t*, const NativeBoxTable&, const_ints, found_sums) noexcept
+
+    uint64_t native_sum_words "asyncfabric::rows::sum_words"(summed_bytes, uint32_t) noexcept

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from asyncfabric._kernels.ordering import Ordering
     from asyncfabric._kernels.picking import Picking
     from asyncfabric._kernels.rows import RowLoops  # imports numpy, and with it threads that a fabric has no use for
-    from asyncfabric._kernels.summing import MakeBoxSums
+    from asyncfabric._kernels.summing import MakeBoxSums, SumWords
 
 _REMEDY = "run `make build`, or `pip install asyncfabric` on a machine with a C++20 compiler; `make test` needs it too"
 
@@ -50,6 +50,15 @@ def native_box_sums() -> MakeBoxSums | None:
     except ImportError:
         return None
     return _native.BoxSums
+
+
+def native_sum_words() -> SumWords | None:
+    """Return the compiled sum of words; None where nothing was compiled."""
+    try:
+        from asyncfabric import _native
+    except ImportError:
+        return None
+    return _native.sum_words
 
 
 def native_converting() -> Converting | None:

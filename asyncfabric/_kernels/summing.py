@@ -1,4 +1,4 @@
-"""What sums of many boxes of weights in one compiled call take and give. Types only, made by cython_ext/summing.pxi."""
+"""What compiled checksums of weights take and give. Types only, made by cython_ext/summing.pxi."""
 
 from __future__ import annotations
 
@@ -38,4 +38,18 @@ class MakeBoxSums(Protocol):
             strides: of them, in bytes.
 
         Raises ValueError when columns do not fit each other, or a box has fewer than LEAST_SUMMED_BYTES.
+        """
+
+
+class SumWords(Protocol):
+    """Works out the sum behind the checksum "words"."""
+
+    def __call__(self, data: NDArray[np.uint8], place: int, /) -> int:
+        """Return the sum over words of 32 bits of contiguous bytes; sums of parts add up to that of the whole.
+
+        The last word is filled up by zeros. The GIL is released meanwhile.
+
+        Args:
+            data: the bytes.
+            place: number of the first word.
         """

@@ -17,6 +17,7 @@ try:
         read_topology,
         resolve_buffer,
         row_loops,
+        sum_words,
     )
 except ModuleNotFoundError as missing:
     if missing.name != "asyncfabric._native._engine":
@@ -37,4 +38,5 @@ __all__ = [
     "read_topology",
     "resolve_buffer",
     "row_loops",
+    "sum_words",
 ]

@@ -9,7 +9,7 @@ from asyncfabric._kernels.converting import Converting
 from asyncfabric._kernels.ordering import Ordering
 from asyncfabric._kernels.picking import Picking
 from asyncfabric._kernels.rows import RowLoops
-from asyncfabric._kernels.summing import MakeBoxSums
+from asyncfabric._kernels.summing import MakeBoxSums, SumWords
 from asyncfabric.config import FabricConfig, RailSpec
 
 class BuildInfo(TypedDict):
@@ -114,4 +114,5 @@ row_loops: RowLoops  # rows.pxi
 ordering: Ordering  # summing.pxi
 picking: Picking  # picking.pxi
 BoxSums: MakeBoxSums  # summing.pxi
+sum_words: SumWords  # summing.pxi
 converting: Converting  # converting.pxi

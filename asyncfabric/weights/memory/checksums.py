@@ -7,11 +7,14 @@ missing bytes, not against an enemy; peers are authenticated elsewhere. Every me
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Literal
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+
+from asyncfabric._kernels.native import native_sum_words
 
 FIRST, SECOND = 0x9E3779B1, 0x85EBCA77
 """Odd factors of the bijections."""
@@ -27,17 +30,15 @@ MASK64 = (1 << 64) - 1
 BLOCK_WORDS = 1 << 15
 
 
+_compiled = cache(native_sum_words)
+
+
 def word_sum(parts: Iterable[NDArray[np.uint8]]) -> int:
     """Return the checksum of stretches of bytes, one after the other; each is filled up to whole words by zeros."""
+    sum_of = _compiled() or sum_words
     total = length = place = 0
     for part in parts:
-        whole = part.size // 4
-        words = part[: 4 * whole]
-        total += _sum(np.ascontiguousarray(words).view("<u4"), place)
-        if part.size % 4:
-            tail = np.zeros(4, np.uint8)
-            tail[: part.size % 4] = part[4 * whole :]
-            total += _sum(tail.view("<u4"), place + whole)
+        total += sum_of(np.ascontiguousarray(part), place)
         place += -(-part.size // 4)
         length += part.size
     return finished(total, length)
@@ -51,11 +52,14 @@ def finished(total: int, length_bytes: int) -> int:
     return found ^ found >> 29
 
 
-def _sum(words: NDArray[np.uint32], place: int) -> int:
-    total = 0
-    for low in range(0, words.size, BLOCK_WORDS):
-        some = words[low : low + BLOCK_WORDS]
-        places = np.arange(place + low, place + low + some.size, dtype=np.uint32)
+def sum_words(data: NDArray[np.uint8], place: int) -> int:
+    """Do what the compiled sum does, where nothing was compiled; see asyncfabric._kernels.summing."""
+    total, bytes_, last = 0, 4 * BLOCK_WORDS, -data.size % 4
+    for at in range(0, data.size, bytes_):
+        block = data[at : at + bytes_]
+        words = (np.append(block, np.zeros(last, np.uint8)) if block.size % 4 else block).view("<u4")
+        begin = (place + at // 4) & 0xFFFFFFFF
+        places = np.arange(begin, begin + words.size, dtype=np.uint64).astype(np.uint32)
         places += np.uint32(OFFSET)
         places *= np.uint32(FIRST)
         places ^= places >> 15
@@ -64,12 +68,12 @@ def _sum(words: NDArray[np.uint32], place: int) -> int:
         factors = places.astype(np.uint64)
         factors += factors
         factors += np.uint64(1)
-        mixed = some + np.uint32(OFFSET)
+        mixed = words + np.uint32(OFFSET)
         mixed *= np.uint32(FIRST)
         mixed ^= mixed >> 15
         factors *= mixed
         total += int(factors.sum(dtype=np.uint64))
-    return total
+    return total & MASK64
 
 
 CHUNK_BYTES = 16 << 20

@@ -1,5 +1,6 @@
-// summing.h: the XXH3 of many boxes of a memory, each of which is some stretches one after the other, for asyncfabric.weights: a table
-// of all boxes is made once, and some of them are summed each time. Pure functions over memory, any thread, no GIL needed.
+// summing.h: checksums for asyncfabric.weights. The XXH3 of many boxes of a memory, each of which is some stretches one after the other:
+// a table of all boxes is made once, and some of them are summed each time. And the sum of words that GPUs work out too.
+// Pure functions over memory, any thread, no GIL needed.
 #pragma once
 
 #include <cstddef>
@@ -25,5 +26,9 @@ struct BoxTable {
 // bytes as the table measures. False, and nothing was read: a number is none of the table's, or there are not as many sums.
 bool sum_boxes(const uint8_t* memory, const BoxTable& table, std::span<const int64_t> numbers,
                std::span<uint64_t> sums);
+
+// The sum behind the checksum `words` of asyncfabric.weights, over words of 32 bits of which the first is at `place`; the last one is
+// filled up by zeros. Sums of parts add up to that of the whole.
+uint64_t sum_words(std::span<const uint8_t> bytes, uint32_t place);
 
 }  // namespace asyncfabric::rows

@@ -27,6 +27,8 @@ struct Kernels {
                      const uint8_t* next, bool past);
   // Makes of the sums of whole blocks, one behind the other, what `stripes` makes of the blocks.
   void (*chain)(uint64_t* sums, const uint64_t* parts, size_t blocks);
+  // The sum of products behind the checksum `words`, over words of 32 bits of which the first is at `place`.
+  uint64_t (*sum_words)(const uint8_t* words, size_t count, uint32_t place);
   // The rest takes any `width`. By kinds from and to; null where they are the same.
   using Convert = void (*)(uint8_t* target, const uint8_t* source, size_t width);
   Convert cast[3][3];

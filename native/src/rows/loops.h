@@ -13,6 +13,7 @@
 #include "rows/kernels.h"
 #include "rows/stripes.h"
 #include "rows/turning.h"
+#include "rows/words.h"
 
 namespace asyncfabric::rows {
 namespace {
@@ -120,6 +121,7 @@ constexpr Kernels kernels_named(const char* name) {
           copy_stripes<false>,
           copy_stripes<true>,
           chain,
+          sum_words,
           {{nullptr, cast<RowKind::kBfloat16, RowKind::kFloat16>, cast<RowKind::kBfloat16, RowKind::kFloat32>},
            {cast<RowKind::kFloat16, RowKind::kBfloat16>, nullptr, cast<RowKind::kFloat16, RowKind::kFloat32>},
            {cast<RowKind::kFloat32, RowKind::kBfloat16>, cast<RowKind::kFloat32, RowKind::kFloat16>, nullptr}},

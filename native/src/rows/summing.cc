@@ -142,4 +142,14 @@ bool sum_boxes(const uint8_t* memory, const BoxTable& table, std::span<const int
   return true;
 }
 
+uint64_t sum_words(std::span<const uint8_t> bytes, uint32_t place) {
+  const Kernels& kernels = best_kernels();
+  const size_t count = bytes.size() / 4, left = bytes.size() % 4;
+  const uint64_t whole = kernels.sum_words(bytes.data(), count, place);
+  if (left == 0) return whole;
+  uint8_t last[4] = {};
+  std::memcpy(last, bytes.data() + 4 * count, left);
+  return whole + kernels.sum_words(last, 1, place + static_cast<uint32_t>(count));
+}
+
 }  // namespace asyncfabric::rows

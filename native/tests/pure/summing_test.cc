@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <random>
 #include <vector>
+
+#include "all_kernels.h"
 
 namespace asyncfabric::rows {
 namespace {
@@ -105,6 +108,32 @@ TEST(Summing, WhatDoesNotFitIsRefused) {
   EXPECT_TRUE(refused([](Columns& wrong) { wrong.run_bytes[0] = 240; }));
   EXPECT_TRUE(refused([](Columns& wrong) { wrong.run_bytes[0] = 0; }));
   EXPECT_TRUE(refused([](Columns& wrong) { wrong.stretch(0, 300, {-2}, {0}); }));
+}
+
+TEST(Summing, WordsAreSummedAlikeByAllLoops) {
+  const std::vector<uint8_t> bytes = noise(4099);
+  for (const size_t length : {0, 1, 3, 4, 7, 60, 64, 68, 4096, 4099}) {
+    const std::span part(bytes.data(), length);
+    const uint64_t wanted = sum_words(part, 0xfffffff0);
+    for (const Kernels* kernels : all_kernels()) {
+      const size_t count = length / 4;
+      uint8_t last[4] = {};
+      std::memcpy(last, part.data() + 4 * count, length % 4);
+      uint64_t found = kernels->sum_words(part.data(), count, 0xfffffff0);
+      if (length % 4 != 0) found += kernels->sum_words(last, 1, 0xfffffff0 + static_cast<uint32_t>(count));
+      EXPECT_EQ(found, wanted) << kernels->name << ", " << length;
+    }
+  }
+}
+
+TEST(Summing, TheSumOfWordsHasItsFormula) {
+  const uint8_t word[4] = {0x78, 0x56, 0x34, 0x12};
+  uint32_t factor = (5 + 0x6a09e667u) * 0x9e3779b1u;
+  factor = (factor ^ factor >> 15) * 0x85ebca77u;
+  factor ^= factor >> 16;
+  uint32_t mixed = (0x12345678u + 0x6a09e667u) * 0x9e3779b1u;
+  mixed ^= mixed >> 15;
+  EXPECT_EQ(sum_words(word, 5), (2 * static_cast<uint64_t>(factor) + 1) * mixed);
 }
 
 }  // namespace
