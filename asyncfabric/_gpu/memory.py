@@ -11,12 +11,11 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void
 from typing import ClassVar
 
 from asyncfabric._gpu.driver import Driver
-
-ALREADY_PINNED = 712
-"""CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED."""
+from asyncfabric.errors import DeviceError
 
 _POSIX_DESCRIPTOR, _LOCATION_DEVICE, _ALLOCATION_PINNED, _READ_WRITE, _RECOMMENDED = 1, 1, 1, 3, 1
 _PORTABLE_MAPPED = 3
+_ALREADY_PINNED = 712  # CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
 
 
 class Location(ctypes.Structure):
@@ -114,13 +113,19 @@ def zero(driver: Driver, address: int, length_bytes: int) -> None:
     driver.call("cuCtxSynchronize")
 
 
-def pin(driver: Driver, base: int, length_bytes: int) -> None:
-    """Pin host memory for all contexts of this process.
+def pin(driver: Driver, base: int, length_bytes: int) -> bool:
+    """Pin host memory for all contexts of this process; return False where somebody has pinned it already.
 
     Raises:
-        DeviceError: the driver refuses; `raw` is ALREADY_PINNED where somebody has pinned it.
+        DeviceError: the driver refuses.
     """
-    driver.call("cuMemHostRegister_v2", c_void_p(base), c_size_t(length_bytes), c_uint(_PORTABLE_MAPPED))
+    try:
+        driver.call("cuMemHostRegister_v2", c_void_p(base), c_size_t(length_bytes), c_uint(_PORTABLE_MAPPED))
+    except DeviceError as error:
+        if error.raw != _ALREADY_PINNED:
+            raise
+        return False
+    return True
 
 
 def unpin(driver: Driver, base: int) -> None:

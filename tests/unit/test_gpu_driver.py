@@ -49,10 +49,15 @@ class NotingLibrary:
 
 
 def test_a_refusal_names_the_function_and_the_driver_s_error() -> None:
-    driver = Driver(NotingLibrary(cuMemHostRegister_v2=712))
-    with pytest.raises(DeviceError, match=r"^cuMemHostRegister: CUDA_ERROR_OF_A_TEST \(712\)$") as caught:
+    driver = Driver(NotingLibrary(cuMemHostRegister_v2=2))
+    with pytest.raises(DeviceError, match=r"^cuMemHostRegister: CUDA_ERROR_OF_A_TEST \(2\)$") as caught:
         memory.pin(driver, 0x7000, 4096)
-    assert caught.value.raw == memory.ALREADY_PINNED
+    assert caught.value.raw == 2
+
+
+def test_what_is_pinned_already_is_not_pinned_again() -> None:
+    assert memory.pin(Driver(NotingLibrary()), 0x7000, 4096)
+    assert not memory.pin(Driver(NotingLibrary(cuMemHostRegister_v2=712)), 0x7000, 4096)
 
 
 def test_what_is_only_asked_raises_nothing() -> None:

@@ -122,6 +122,7 @@ class ReceivingEngine(WeightTransferEngine):
                     rules=rules,
                     config=config_from(os.environ),
                     shadow=str(self.device) if init_info.shadow == "device" else init_info.shadow,
+                    gpu=self.device if self.device.type == "cuda" else None,
                 )
             )
             self._stack = opening.pop_all()

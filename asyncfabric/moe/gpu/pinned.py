@@ -11,7 +11,6 @@ from threading import Lock
 import torch
 
 from asyncfabric._gpu import Driver, memory
-from asyncfabric.errors import DeviceError
 
 PAGE_BYTES = 4096
 
@@ -36,14 +35,8 @@ class Pinned:
         self._driver = driver
         self._device = device
         self._base = base
-        self._ours = False
         with torch.cuda.device(device):
-            try:
-                memory.pin(driver, base, length_bytes)
-                self._ours = True
-            except DeviceError as error:
-                if error.raw != memory.ALREADY_PINNED:
-                    raise
+            self._ours = memory.pin(driver, base, length_bytes)
             self.address: int = memory.device_address(driver, base)
 
     def close(self) -> None:

@@ -70,6 +70,11 @@ class WeightReplica:
         """The tensors of each copy, as bytes, to make views of once; only those of `serving_copy` are whole."""
         return [copy.tensors for copy in self._versions.copies]
 
+    @property
+    def memories(self) -> list[Memory]:
+        """All bytes of each of `copies`."""
+        return [copy.memory for copy in self._versions.copies]
+
     def tensors(self) -> Tensors:
         """Return the bytes of the tensors that serve; empty when none do. Valid until the next `step_boundary()`."""
         return self._versions.copies[self._versions.serving_copy].tensors if self._versions.serving_copy >= 0 else {}

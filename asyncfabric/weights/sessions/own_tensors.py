@@ -177,6 +177,24 @@ def device_of_shadow(shadow: str, tensors: Mapping[str, torch.Tensor]) -> str:
     return devices[0]
 
 
+def gpu_of(gpu: torch.device | str | None, tensors: Mapping[str, torch.Tensor]) -> int | None:
+    """Return the number of the GPU that copies versions into an engine's tensors, None for an engine of the host.
+
+    Args:
+        gpu: its name; None is the one that has the tensors.
+        tensors: of the engine.
+
+    Raises:
+        ValueError: another device, or a GPU without a number.
+    """
+    if gpu is None:
+        return next((tensor.device.index for tensor in tensors.values() if tensor.is_cuda), None)
+    device = torch.device(gpu)
+    if device.type != "cuda" or device.index is None:
+        raise ValueError(f"gpu must name a GPU and its number, as 'cuda:0', got {str(gpu)!r}")
+    return int(device.index)
+
+
 def tied(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], ...]:
     """Return the groups of names that stand for one memory, as of a vocabulary that two layers share."""
     groups: dict[tuple[object, ...], list[str]] = {}

@@ -20,7 +20,8 @@ from asyncfabric.weights.receiver.replica import WeightReplica, open_replica
 from asyncfabric.weights.sessions.blueprint import Wish, get_answer, get_confirmation, put_wish
 from asyncfabric.weights.sessions.conversions import CONVERSIONS, Conversion
 from asyncfabric.weights.sessions.directory import Meeting, attend
-from asyncfabric.weights.sessions.own_tensors import OwnTensors, device_of_shadow, tied
+from asyncfabric.weights.sessions.own_tensors import OwnTensors, device_of_shadow, gpu_of, tied
+from asyncfabric.weights.sessions.page_locks import locked_for
 from asyncfabric.weights.sessions.scoped import open_scoped
 from asyncfabric.weights.sessions.sender import NamedTensors, tensors_of
 from asyncfabric.weights.tensors import dtype_of, tensor_over
@@ -122,6 +123,7 @@ async def open_receiver(
     rules: Sequence[Rule] = SAME_NAMES,
     config: FabricConfig | None = None,
     shadow: str = "host",
+    gpu: torch.device | str | None = None,
     conversions: Mapping[str, Conversion] = MappingProxyType({}),
 ) -> AsyncIterator[WeightReceiver]:
     """Open one rank of an engine that takes a training's weights into its own tensors.
@@ -142,6 +144,8 @@ async def open_receiver(
             are on, where a copy is a matter of milliseconds; or on one that is named, as "cuda:0", for tensors without
             memory. Two copies of the weights fit there besides the engine's own. A GPU needs a `cuda` rail at both
             ends, which `config=None` opens in a process that has used its GPU before.
+        gpu: as "cuda:0", which copies from a shadow in host memory: that is page-locked for it. None is the one that
+            the tensors are on; an engine that copies by itself what it takes, from tensors without memory, names it.
         conversions: by the name that rules have in `convert`, besides those of
             `asyncfabric.weights.sessions.CONVERSIONS`: functions of yours that make the engine's tensors of what
             arrives. They run in `apply`; `take` returns what arrived.
@@ -149,7 +153,7 @@ async def open_receiver(
     Raises:
         ValueError: the trainer's parameters do not go into these tensors, or the engine joined before and was laid out
             otherwise, or a conversion returns what they cannot take; the text names the tensor. Or `shadow` is no place
-            for them.
+            for them, or `gpu` none.
         DeviceError: no memory left.
         PeerError, BrokenError: as for `open_sender`.
 
@@ -158,6 +162,7 @@ async def open_receiver(
     tensors = tensors_of(named)
     shapes = {each: (dtype_of(tensor), tuple(tensor.shape)) for each, tensor in tensors.items()}
     device = device_of_shadow(shadow, tensors)
+    reader = gpu_of(gpu, tensors)
     known = {**CONVERSIONS, **conversions}
     suffixes = {each: conversion.suffixes for each, conversion in known.items()}
     wish = Wish(name, rank, ranks, shapes, tuple(rules), tied(tensors), suffixes)
@@ -174,6 +179,7 @@ async def open_receiver(
             open_fabric(config) as fabric,
             open_scoped(met, layout, receiver_name(name, rank)) as channel,
             open_replica(fabric, channel, plan, name, rank, device=device) as replica,
+            locked_for(reader, replica.memories),
         ):
             await get_confirmation(met, number)
             receiver = WeightReceiver(replica, own, filled)
