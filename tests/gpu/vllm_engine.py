@@ -11,6 +11,7 @@ import os
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from asyncfabric.observe.spans import Span
@@ -78,12 +79,16 @@ class Done:
         return self.times[0]
 
 
-def make_model(vocabulary: int = 32000) -> None:
-    """Write the configuration of a Llama of 22 layers, whose weights vLLM makes at random."""
-    from transformers import LlamaConfig
+def make_model(vocabulary: int = 32000, *, weights: bool = False) -> None:
+    """Write the configuration of a Llama of 22 layers, whose weights vLLM makes at random.
+
+    Each worker makes its own: engines of different numbers of workers have one model only with `weights` in the folder.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     os.makedirs(MODEL_FOLDER, exist_ok=True)
-    LlamaConfig(
+    config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=2048,
         intermediate_size=5632,
@@ -93,20 +98,36 @@ def make_model(vocabulary: int = 32000) -> None:
         max_position_embeddings=32768,
         architectures=["LlamaForCausalLM"],
         torch_dtype="bfloat16",
-    ).save_pretrained(MODEL_FOLDER)
+    )
+    config.save_pretrained(MODEL_FOLDER)
+    there = _weights()
+    if weights and not there:
+        torch.manual_seed(1)
+        torch.set_default_dtype(torch.bfloat16)
+        LlamaForCausalLM(config).save_pretrained(MODEL_FOLDER)
+        torch.set_default_dtype(torch.float32)
+    for path in () if weights else there:
+        path.unlink()
+
+
+def _weights() -> list[Path]:
+    return list(Path(MODEL_FOLDER).glob("*.safetensors"))
 
 
 class Engine:
     """vLLM in this process."""
 
-    def __init__(self, connector: dict[str, Any]) -> None:
-        """Start with a connector, or without one; engines that start at once do not count each other's memory."""
+    def __init__(self, connector: dict[str, Any], workers: int) -> None:
+        """Start with a connector, or without one; engines that start at once do not count each other's memory.
+
+        Several workers are tensor parallel, each a process on a GPU of its own, the first one on the first GPU.
+        """
         from vllm import LLM
         from vllm.config import KVTransferConfig
 
         self._vllm = LLM(
             model=MODEL_FOLDER,
-            load_format="dummy",
+            load_format="auto" if _weights() else "dummy",
             skip_tokenizer_init=True,
             enforce_eager=True,
             gpu_memory_utilization=0.05,
@@ -115,6 +136,8 @@ class Engine:
             max_num_batched_tokens=16384,
             dtype="bfloat16",
             enable_prefix_caching=False,
+            tensor_parallel_size=workers,
+            disable_custom_all_reduce=True,  # it tries for half a minute which GPUs reach each other
             kv_transfer_config=KVTransferConfig(kv_buffer_device="cuda", **connector) if connector else None,
         ).llm_engine
         self._scheduler = self._vllm.engine_core.engine_core.scheduler
@@ -194,7 +217,7 @@ class Engine:
         return [ended[number] for number in range(len(jobs))]
 
 
-def serve(name: str, environment: dict[str, str], mode: str, pipe: Connection) -> None:
+def serve(name: str, environment: dict[str, str], mode: str, workers: int, pipe: Connection) -> None:
     """Run an engine with one of CONNECTORS until the pipe closes."""
     os.environ.update(ENVIRONMENT | environment)
     if mode == "face":
@@ -202,7 +225,7 @@ def serve(name: str, environment: dict[str, str], mode: str, pipe: Connection) -
 
         nixl.install()
     try:
-        engine = Engine(CONNECTORS[mode])
+        engine = Engine(CONNECTORS[mode], workers)
         pipe.send(engine.free_blocks())
         while True:
             if not pipe.poll(0 if engine.busy() else IDLE_S):

@@ -43,11 +43,6 @@ def milliseconds(values: list[float]) -> float:
     return round(1e3 * statistics.median(values), 1)
 
 
-def times(pairs: Sequence[Pair], turns: int) -> list[dict[str, Any]]:
-    """Measure the time to the first token for prompts of several lengths, of one pair after the other."""
-    return [row for length in LENGTHS for row in times_of(pairs, turns, length)]
-
-
 def times_of(pairs: Sequence[Pair], turns: int, length: int) -> list[dict[str, Any]]:
     """Measure the time to the first token for prompts of one length.
 
@@ -94,6 +89,7 @@ def equal(pair: Pair, count: int) -> dict[str, Any]:
         length = round(math.exp(pair.random.uniform(0, math.log(16000))))
         prompt = pair.prompt(length)
         expected, _ = pair.alone(prompt, 6)
+        pair.look_apart(prompt, expected.tokens)
         answers = [pair.one(prompt, 6)[0]]
         if pair.addresses:
             answers.append(pair.both(prompt, 6)[0])
@@ -106,6 +102,7 @@ def equal(pair: Pair, count: int) -> dict[str, Any]:
         "wrong": len(wrong),
         "lengths": wrong,
         "ties": ties,
+        "apart": None if pair.apart is None else [round(each, 5) for each in pair.apart],
         "lost": pair.lost(),
     }
 
@@ -188,12 +185,12 @@ def kills(pair: Pair, count: int) -> dict[str, Any]:
     }
 
 
-def trace(pair: Pair, path: Path) -> None:
+def trace(pair: Pair, path: Path, length: int) -> None:
     """Write a picture for Perfetto of one request that both engines get at once."""
     engines = pair.prefill, pair.decode
     for engine in engines:
         engine.ask("begin trace")
-    pair.both(pair.prompt(4000), 4)
+    pair.both(pair.prompt(length), 4)
     path.write_bytes(msgspec.json.encode(merge([engine.ask("take trace") for engine in engines])))
 
 
@@ -208,29 +205,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modes", nargs="+", choices=[mode for mode in CONNECTORS if mode != "none"])
     parser.add_argument("--turns", type=int, default=5, help="of each length, after one that is not counted")
+    parser.add_argument("--tokens", type=int, nargs="+", help=f"lengths of prompts, default {LENGTHS}")
+    parser.add_argument("--prefill-workers", type=int, default=1, help="tensor parallel, each on a GPU of its own")
+    parser.add_argument("--decode-workers", type=int, default=1, help="the same at decode")
     parser.add_argument("--equal", type=int, default=0, help="prompts whose tokens are compared")
     parser.add_argument("--load", type=int, default=0, help="turns of the throughput beside transfers")
     parser.add_argument("--kills", type=int, default=0, help="kills, of prefill and of decode in turn")
-    parser.add_argument("--trace", type=Path, help="file for a picture of one request; of `connector` alone")
+    parser.add_argument("--trace", type=Path, help="file for a picture of one request; of `connector`, one worker each")
     parser.add_argument("--json", type=Path, help="file for the rows")
     chosen = parser.parse_args()
     os.environ["PYTHONFAULTHANDLER"] = "1"
     os.environ.update(ENVIRONMENT)
     multiprocessing.set_start_method("forkserver")
     multiprocessing.set_forkserver_preload([*MODULES])
-    make_model()
+    make_model(weights=chosen.prefill_workers != chosen.decode_workers)
     begin = time.monotonic()
     rows: list[dict[str, Any]] = []
-    pairs = [Pair(mode) for mode in chosen.modes]
+    pairs = [Pair(mode, (chosen.prefill_workers, chosen.decode_workers)) for mode in chosen.modes]
     ours = [pair for pair in pairs if pair.mode != "nixl"]
     try:
         for pair in pairs:
             pair.ready()
-            print(f"{pair.mode}: ready after {time.monotonic() - begin:.1f} s, {pair.blocks} blocks", flush=True)
+            print(f"{pair.mode}: ready after {time.monotonic() - begin:.1f} s, {pair.decode.blocks} blocks", flush=True)
         if chosen.turns:
-            show(rows, times(pairs, chosen.turns))
+            for length in chosen.tokens or LENGTHS:
+                show(rows, times_of(pairs, chosen.turns, length))
         if chosen.trace:
-            trace(next(pair for pair in pairs if pair.addresses), chosen.trace)
+            longest = max(chosen.tokens or (4000,))
+            trace(next(pair for pair in pairs if pair.addresses), chosen.trace, longest)
         if chosen.load:
             show(rows, on_each(ours, partial(load, turns=chosen.load), beside=False))
         if chosen.equal:
