@@ -63,6 +63,7 @@ REFUSED: list[tuple[str, type[Exception], str, Callable[[Pair], Any]]] = [
     ("page text", TypeError, "str", lambda p: pages(p, "01", [0, 1])),
     ("page bytes zero", ValueError, "page_bytes must be >= 1, got 0", lambda p: pages(p, [0], [0], page_bytes=0)),
     ("page of slice", ValueError, "RegionSlice", lambda p: pages(p, [1], [0], source=p.source[:4096])),
+    ("scatter nothing", TypeError, "list of ScatterTarget, got NoneType", lambda p: p.writer.scatter(p.source, None)),
     ("scatter row", TypeError, r"targets\[1\] must be", lambda p: p.writer.scatter(p.source, [target(p), 3])),
     (
         "scatter source",
