@@ -33,6 +33,10 @@ APPEAR_S = 2.0
 """And so long for one that was taken in and is not there at all, since its process may have died; and for a rank of the
 training that has no session with the coordinator of a layout yet."""
 
+BACK_S = 1.0
+"""So long a version waits for the other ranks of an engine of which some have come back after they were lost: without
+them its ranks would have two versions."""
+
 
 class _Expected(NamedTuple):
     """A receiver that was taken in: its layout, since when, and what the coordinator had seen of its name before."""
@@ -60,6 +64,7 @@ class Engines:
         self._coming: dict[str, dict[int, tuple[int, Wish]]] = {}  # by engine and rank: number and wish
         self._known: dict[str, tuple[int, list[Wish]]] = {}  # by engine: its layout, and the wishes of its ranks
         self._expected: dict[str, _Expected] = {}  # receivers that were taken in, and have not begun their session
+        self._waited: dict[str, tuple[int, ...]] = {}  # by engine: the sessions of its ranks when enough was waited
         self._failure: ValueError | BrokenError | None = None  # there will be no engine
         self._admitted = False  # whether any was taken in
         self._changed = Notice()
@@ -98,8 +103,8 @@ class Engines:
     async def choose(self) -> list[int]:
         """Return the layouts that the next version goes to: those with engines that are not late.
 
-        It waits for engines that were just taken in. Where all are late, all are chosen; where no engine is there at
-        all, the first.
+        It waits for engines that were just taken in, and for those that come back rank by rank. Where all are late, all
+        are chosen; where no engine is there at all, the first.
 
         Raises:
             BrokenError: the meeting ended before there was an engine.
@@ -109,6 +114,8 @@ class Engines:
         await self._until(lambda: self._admitted)
         for name, expected in list(self._expected.items()):
             await self._wait_expected(name, expected)
+        for name in list(self._known):
+            await self._wait_whole(name)
         coordinators, appear_by = self._layouts.coordinators, monotonic() + APPEAR_S
         for one in coordinators.values():
             if one.receivers:  # it may have lost the session of a trainer that is about to begin anew
@@ -206,6 +213,30 @@ class Engines:
             appeared = seen.found > expected.before.found
             left_s = expected.since_s + (JOIN_S if appeared else APPEAR_S) - monotonic()
             if expected.has_begun(seen) or (appeared and not seen.here) or left_s <= 0:
+                return
+            with anyio.move_on_after(left_s):
+                await coordinator.wait_changed()
+
+    async def _wait_whole(self, name: str) -> None:
+        """Wait a while for ranks of an engine of which others have come back, once for each time that they come back.
+
+        A rank that died has had as many sessions as those that are left, and is not waited for.
+        """
+        layout, wishes = self._known[name]
+        coordinator = self._layouts.coordinators.get(layout)
+        if coordinator is None:
+            return  # its first ranks were not taken in yet
+        names = [receiver_name(name, rank) for rank in range(len(wishes))]
+        until = monotonic() + BACK_S
+        while True:
+            sessions = tuple(coordinator.presence(one).sessions for one in names)
+            there = [one in coordinator.receivers for one in names]
+            back = max((count for count, here in zip(sessions, there, strict=True) if here), default=0)
+            if all(back <= count or here for count, here in zip(sessions, there, strict=True)):
+                return
+            left_s = until - monotonic()
+            if left_s <= 0 or self._waited.get(name) == sessions:
+                self._waited[name] = sessions
                 return
             with anyio.move_on_after(left_s):
                 await coordinator.wait_changed()

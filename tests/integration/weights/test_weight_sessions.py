@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import time
@@ -15,7 +16,7 @@ torch = pytest.importorskip("torch", reason="WEIGHTS IN THREE CALLS WERE NOT RUN
 
 from asyncfabric import BrokenError, FabricConfig  # noqa: E402
 from asyncfabric.weights import Rule  # noqa: E402
-from asyncfabric.weights.sessions import LocalJoin, StoreJoin, open_receiver, open_sender  # noqa: E402
+from asyncfabric.weights.sessions import LocalJoin, StoreJoin, engines, open_receiver, open_sender  # noqa: E402
 from asyncfabric.weights.sessions.engines import APPEAR_S  # noqa: E402
 from asyncfabric.weights.sessions.layouts import DESERTED_S  # noqa: E402
 
@@ -246,3 +247,50 @@ async def test_a_rank_that_is_lost_for_long_is_waited_for_no_more() -> None:
                     with trio.fail_after(APPEAR_S), pytest.raises(BrokenError, match="trainer-1 is lost"):
                         await sender.publish(version)
                 nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_version_waits_for_the_other_ranks_of_an_engine_that_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else one of its ranks would have the version and another one the version before."""
+    monkeypatch.setattr(engines, "BACK_S", 30.0)  # opening a receiver takes a second on a loaded machine
+    join, scopes, versions = LocalJoin(), {}, itertools.count(1)
+
+    async def publish() -> set[str]:
+        return set((await sender.publish(next(versions))).receivers)
+
+    async def serve(name: str, rank: int, ranks: int, *, task_status: Any) -> None:
+        own = {"w": torch.zeros(8 // ranks, 8)}
+        with trio.CancelScope() as scopes[name, rank]:
+            async with open_receiver(own, join, name=name, rank=rank, ranks=ranks, config=LOCAL) as receiver:
+                task_status.started()
+                while True:
+                    await receiver.wait()
+                    receiver.apply()
+
+    async def serve_later() -> None:
+        await trio.sleep(0.3)
+        await nursery.start(serve, "halves", 1, 2)
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as starting:
+                for place in (("whole", 0, 1), ("halves", 0, 2), ("halves", 1, 2)):
+                    starting.start_soon(nursery.start, serve, *place)
+                sender = await nursery.start(_train, join)
+            assert await publish() == {"whole/0", "halves/0", "halves/1"}
+            for rank in range(2):
+                scopes["halves", rank].cancel()
+            while await publish() != {"whole/0"}:
+                pass
+            await nursery.start(serve, "halves", 0, 2)
+            nursery.start_soon(serve_later)
+            assert await publish() == {"whole/0", "halves/0", "halves/1"}
+            nursery.cancel_scope.cancel()
+
+
+async def _train(join: LocalJoin, *, task_status: Any) -> None:
+    async with open_sender({"w": torch.ones(8, 8)}, join, config=LOCAL) as sender:
+        task_status.started(sender)
+        await trio.sleep_forever()
