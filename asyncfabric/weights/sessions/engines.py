@@ -220,7 +220,8 @@ class Engines:
     async def _wait_whole(self, name: str) -> None:
         """Wait a while for ranks of an engine of which others have come back, once for each time that they come back.
 
-        A rank that died has had as many sessions as those that are left, and is not waited for.
+        A rank that died has mostly had as many sessions as those that are left, and is not waited for; where one of
+        these had come back before, it is waited for once.
         """
         layout, wishes = self._known[name]
         coordinator = self._layouts.coordinators.get(layout)
