@@ -62,7 +62,10 @@ async def test_a_hung_stream_names_its_request_its_source_and_what_is_missing(en
         assert line.missing_from == ("prefill-1",)
         assert line.since > 0
         source = found.sources[0]
-        (job,) = waiting(source.fabric, [source.pool], [source.outbox])
+        with anyio.fail_after(60):  # its writes stand beside the job until it has read their completions
+            while len(jobs := waiting(source.fabric, [source.pool], [source.outbox])) > 1:
+                await anyio.lowlevel.checkpoint()
+        (job,) = jobs
         assert job.what.endswith(f"of fabric {found.target.address.incarnation:016x}")
         assert (job.waits_for, job.have, job.need) == ("pieces to be computed", 6, 18)
         assert job.detail["lease"] == line.detail["lease"]
