@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
@@ -23,7 +25,8 @@ MOST_GROWTH = 0.01
 class Life:
     """One process: `times` in seconds since the soak began, and `values` of each figure at these times.
 
-    `calm` has the numbers of those samples before which all nodes had been there for a while.
+    `calm` has the numbers of those samples before which all nodes had been there for a while; `opened` what its
+    descriptors were at each sample.
     """
 
     name: str
@@ -31,17 +34,35 @@ class Life:
     times: list[float] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=dict)
     calm: list[int] = field(default_factory=list)
+    opened: list[Counter[str]] = field(default_factory=list)
 
-    def add(self, time_s: float, figures: Mapping[str, float], *, calm: bool = True) -> None:
+    def add(
+        self, time_s: float, figures: Mapping[str, float], opened: Counter[str] | None = None, *, calm: bool = True
+    ) -> None:
         if calm:
             self.calm.append(len(self.times))
         self.times.append(time_s)
+        self.opened.append(opened or Counter())
         for name in FIGURES:
             self.values.setdefault(name, []).append(figures.get(name, 0.0))
 
     def quartiles(self, figure: str, samples: Sequence[int]) -> list[float]:
         """Return the quartiles of a figure in these samples."""
         return quantiles((self.values[figure][number] for number in samples), n=4, method="inclusive")
+
+    def opened_since(self, warm_s: float) -> Counter[str]:
+        """Return the descriptors by which the last calm sample has more than the first one after the warm-up."""
+        warm = [number for number in self.calm if self.times[number] >= self.times[0] + warm_s]
+        return self.opened[warm[-1]] - self.opened[warm[0]] if warm else Counter()
+
+
+def read_descriptors(pid: int) -> Counter[str]:
+    """Return what the descriptors of a process are, numbers left out; raises OSError when it has ended."""
+    opened: Counter[str] = Counter()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            opened[re.sub(r"\d+", "N", os.readlink(f"/proc/{pid}/fd/{name}"))] += 1
+    return opened
 
 
 def read_process(pid: int) -> dict[str, float]:

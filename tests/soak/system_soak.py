@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 import trio
-from process_samples import MOST_GROWTH, Life, draw, growth_of, overlooked, read_process, table
+from process_samples import MOST_GROWTH, Life, draw, growth_of, overlooked, read_descriptors, read_process, table
 
 from asyncfabric.errors import BrokenError
 from asyncfabric_services.demo.cluster import scenario as serving
@@ -243,14 +243,15 @@ class Soak:
             for node in list(self._launcher.running.values()):
                 pid = node.process.pid if node.process is not None else 0
                 try:
-                    figures, metrics = read_process(pid), await metrics_of(node) if node.http else {}
+                    figures, opened = read_process(pid), read_descriptors(pid)
+                    metrics = await metrics_of(node) if node.http else {}
                 except (OSError, ValueError, NoAnswer):  # it was killed just now
                     continue
                 if metrics:
                     regions = sum(metrics[name] for name in metrics if name.startswith(REGIONS))
                     figures |= {"regions": regions, "pages out": serving.pages_out(metrics)}
                     life = self.lives.setdefault(pid, Life(node.name, pid))
-                    life.add(trio.current_time() - self._began, figures, calm=self._calm())
+                    life.add(trio.current_time() - self._began, figures, opened, calm=self._calm())
             self._show()
             await trio.sleep(SAMPLE_S)
 
@@ -306,7 +307,9 @@ def main() -> None:
         for life in overlooked(lives, growths, arguments.minutes * 40):  # two thirds of the soak
             soak.broken.append(f"{life.name} was not judged: all nodes were seldom there; a longer --kill-every?")
     grown = [one for one in growths if one.share > MOST_GROWTH]
-    soak.broken += [f"{one.figure} of {one.life.name} grew from {one.first:g} to {one.last:g}" for one in grown]
+    for one in grown:
+        more = f", by {dict(one.life.opened_since(arguments.warm))}" if one.figure == "descriptors" else ""
+        soak.broken.append(f"{one.figure} of {one.life.name} grew from {one.first:g} to {one.last:g}{more}")
     arguments.output.mkdir(parents=True, exist_ok=True)
     print(table(growths, lives), flush=True)
     draw(lives, arguments.output / "soak.svg")

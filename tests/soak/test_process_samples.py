@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from process_samples import FIGURES, MOST_GROWTH, Life, growth_of, overlooked, read_process, table
+from process_samples import FIGURES, MOST_GROWTH, Life, growth_of, overlooked, read_descriptors, read_process, table
 
 SAMPLES = 36
 
@@ -76,9 +76,13 @@ def test_a_life_whose_peers_were_never_all_there_is_not_judged() -> None:
 
 
 def test_what_the_kernel_reports_of_a_process() -> None:
-    before = read_process(os.getpid())
+    before, opened = read_process(os.getpid()), read_descriptors(os.getpid())
     assert set(before) == set(FIGURES[:4]) and before["resident MiB"] > 5 and before["threads"] >= 1
     with open("/dev/null"):
         assert read_process(os.getpid())["descriptors"] == before["descriptors"] + 1
+        made = Life("a", 7)
+        made.add(0, {}, opened)
+        made.add(5, {}, read_descriptors(os.getpid()))
+        assert made.opened_since(0) == {"/dev/null": 1}
     with pytest.raises(OSError):
         read_process(1 << 22)
