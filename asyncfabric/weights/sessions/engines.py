@@ -34,8 +34,8 @@ APPEAR_S = 2.0
 training that has no session with the coordinator of a layout yet."""
 
 BACK_S = 1.0
-"""So long a version waits for the other ranks of an engine of which some have come back after they were lost: without
-them its ranks would have two versions."""
+"""So long a version waits for the other ranks of engines of which some have come back after they were lost: without
+them the ranks of an engine would have two versions."""
 
 
 class _Expected(NamedTuple):
@@ -114,8 +114,9 @@ class Engines:
         await self._until(lambda: self._admitted)
         for name, expected in list(self._expected.items()):
             await self._wait_expected(name, expected)
+        back_by = monotonic() + BACK_S
         for name in list(self._known):
-            await self._wait_whole(name)
+            await self._wait_whole(name, back_by)
         coordinators, appear_by = self._layouts.coordinators, monotonic() + APPEAR_S
         for one in coordinators.values():
             if one.receivers:  # it may have lost the session of a trainer that is about to begin anew
@@ -217,7 +218,7 @@ class Engines:
             with anyio.move_on_after(left_s):
                 await coordinator.wait_changed()
 
-    async def _wait_whole(self, name: str) -> None:
+    async def _wait_whole(self, name: str, until: float) -> None:
         """Wait a while for ranks of an engine of which others have come back, once for each time that they come back.
 
         A rank that died has mostly had as many sessions as those that are left, and is not waited for; where one of
@@ -228,7 +229,6 @@ class Engines:
         if coordinator is None:
             return  # its first ranks were not taken in yet
         names = [receiver_name(name, rank) for rank in range(len(wishes))]
-        until = monotonic() + BACK_S
         while True:
             sessions = tuple(coordinator.presence(one).sessions for one in names)
             there = [one in coordinator.receivers for one in names]
