@@ -2,19 +2,23 @@
 
 `engine_server.py FOLDER RANKS`. The routes are vLLM's router for trainings, over HTTP; the engine's client behind them
 is this program's, and calls the methods of `vllm.v1.worker.gpu_worker.Worker` in RANKS processes. Those have tiny
-models in place of a model runner. Prints {"port": ...}. Two routes are of the tests:
+models in place of a model runner, and compute nothing: completions are tokens at random. Prints {"port": ...}. These
+routes are of the tests:
 
     POST /make {"family", "version"}       each worker makes a model, loads the checkpoint of a version, and its engine
     POST /differences {"version"}          what differs from a model that loads another version's checkpoint, by name
     POST /reload {"version"}               each worker loads the checkpoint of a version into its model, as vLLM reloads
+    POST /calls                            the calls of trainings and their clients so far, in their order
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import multiprocessing
 import os
+import random
 import sys
 import traceback
 from multiprocessing.connection import Connection
@@ -23,13 +27,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
-from fastapi import Body, FastAPI
+from fastapi import Body, FastAPI, Request
+
+VOCABULARY = 250  # of completions; every tiny model has more
 
 
 class Engine:
-    """What vLLM's routes call: each call goes to all workers, and ends when it has ended in all."""
+    """What vLLM's routes call: each call goes to all workers, and ends when it has ended in all; `calls` names them."""
 
     def __init__(self, workers: list[Connection]) -> None:
+        self.calls: list[str] = []
         self._workers = workers
 
     async def init_weight_transfer_engine(self, request: Any) -> None:
@@ -48,6 +55,7 @@ class Engine:
         await self.call("shutdown_weight_transfer_engine")
 
     async def call(self, method: str, *arguments: Any) -> list[Any]:
+        self.calls.append(method)
         return await asyncio.to_thread(self._call, method, arguments)
 
     def _call(self, method: str, arguments: tuple[Any, ...]) -> list[Any]:
@@ -183,6 +191,22 @@ async def main() -> None:
     @app.post("/reload")
     async def reload(version: int = Body(embed=True)) -> None:
         await engine.call("reload", version)
+
+    @app.post("/calls")
+    async def calls() -> list[str]:
+        return engine.calls
+
+    @app.post("/reset_prefix_cache")
+    async def reset() -> None:
+        engine.calls.append("reset_prefix_cache")
+
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> dict[str, list[Any]]:
+        engine.calls.append("completions")
+        asked = await request.json()
+        likely = {"token_logprobs": [-math.log(VOCABULARY)] * asked["max_tokens"]}
+        tokens = [random.choices(range(VOCABULARY), k=asked["max_tokens"]) for _ in asked["prompt"]]
+        return {"choices": [{"index": at, "token_ids": each, "logprobs": likely} for at, each in enumerate(tokens)]}
 
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
     serving = asyncio.create_task(server.serve())
