@@ -133,6 +133,8 @@ def build(python: Python, settings: dict[str, str]) -> Path:
     folder = WORK / f"build-{python.version}"
     interpreter = python.environment(folder, *needed)
     shutil.rmtree(WORK / "raw", ignore_errors=True)
+    if python.in_debian:  # CMake may have noted tools that are here alone
+        shutil.rmtree(WORK / "src/build", ignore_errors=True)
     path = f"{folder / 'bin'}:/usr/local/bin:/usr/bin:/bin:{BINUTILS}"
     python.run(interpreter, "setup.py", "-q", "bdist_wheel", "-d", WORK / "raw", **settings, PATH=path)
     (raw,) = (WORK / "raw").glob("*.whl")
