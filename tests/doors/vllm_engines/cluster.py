@@ -185,9 +185,17 @@ class NodeProcess:
 class Cluster:
     """Node processes in a folder of their own, behind one router."""
 
-    def __init__(self, folder: Path, step_s: float = 0.1, patience: str = "60s", served: Served = ARITHMETIC) -> None:
-        """Start directory and router; a step of an arithmetic engine takes `step_s` at least."""
-        self.folder, self._step_s, self._served = folder, step_s, served
+    def __init__(
+        self,
+        folder: Path,
+        step_s: float = 0.1,
+        patience: str = "60s",
+        served: Served = ARITHMETIC,
+        blocks: int = 96,
+    ) -> None:
+        """Start directory and router; a step of an arithmetic engine takes `step_s` at least, and it has `blocks`."""
+        self.folder, self._served = folder, served
+        self._arithmetic = {"ARITHMETIC_STEP_S": str(step_s), "ARITHMETIC_BLOCKS": str(blocks)}
         self.nodes: dict[str, NodeProcess] = {}
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_text(json.dumps(served.described))
@@ -214,8 +222,7 @@ class Cluster:
             *more,
         ]
         # vLLM leaves sockets and files in the folder for temporary files when it is killed.
-        environment = {"ARITHMETIC_STEP_S": str(self._step_s), "TMPDIR": str(self.folder)}
-        self.nodes[name] = NodeProcess(self.folder, name, words, environment)
+        self.nodes[name] = NodeProcess(self.folder, name, words, self._arithmetic | {"TMPDIR": str(self.folder)})
 
     def engine(self, role: str, name: str, **arguments: Any) -> None:
         """Start a node with vLLM in it, by engine arguments beside those of all nodes."""
@@ -224,16 +231,19 @@ class Cluster:
         self.start(role, name, "--cluster-directory", self.link, *words)
 
     def ready(self, *names: str) -> None:
-        """Wait until these nodes listen, and the router knows them."""
+        """Wait until these nodes listen, and all routers know them."""
         for name in names:
             self.nodes[name].ready()
-        router = self.nodes["router"]
-        for role in ("prefill", "decode"):
-            count = sum(1 for name in names if self.nodes[name].role == role)
-            until(lambda role=role, count=count: router.metric(f"asyncfabric_router_{role}_nodes") >= count)
+        for router in [node for node in self.nodes.values() if node.role == "router" and node.reported]:
+            for role in ("prefill", "decode"):
+                shown = f"asyncfabric_router_{role}_nodes"
+                count = sum(1 for name in names if self.nodes[name].role == role)
+                until(lambda router=router, shown=shown, count=count: router.metric(shown) >= count)
 
-    def connect(self, prompt: list[int], count: int, **fields: Any) -> http.client.HTTPConnection:
-        """Send a request to the router; return the connection that its answer comes by."""
+    def connect(
+        self, prompt: list[int], count: int, *, router: str = "router", **fields: Any
+    ) -> http.client.HTTPConnection:
+        """Send a request to a router; return the connection that its answer comes by."""
         body = {
             "model": "asyncfabric-random",
             "prompt": prompt,
@@ -241,15 +251,15 @@ class Cluster:
             "temperature": 0,
             "ignore_eos": True,
         }
-        address = urlsplit(self.nodes["router"].reported["listening"])
+        address = urlsplit(self.nodes[router].reported["listening"])
         connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=PATIENCE_S)
         content = {"content-type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps({**body, **fields}), content)
         return connection
 
-    def ask(self, prompt: list[int], count: int, **fields: Any) -> str:
-        """Return the router's answer."""
-        connection = self.connect(prompt, count, **fields)
+    def ask(self, prompt: list[int], count: int, *, router: str = "router", **fields: Any) -> str:
+        """Return a router's answer."""
+        connection = self.connect(prompt, count, router=router, **fields)
         try:
             answer = connection.getresponse()
             text = answer.read().decode()

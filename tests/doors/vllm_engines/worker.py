@@ -24,7 +24,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
-BLOCKS = 96
+BLOCKS = int(os.environ.get("ARITHMETIC_BLOCKS", "96"))
 
 
 class Row:
