@@ -5,10 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import requests
-from test_weight_transfer import Program
+from test_weight_transfer import Pair, Program
 from tiny_models import random_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -34,12 +32,7 @@ def test_the_engine_has_the_weights_of_each_step(tmp_path: Path) -> None:
     save_model(start)
     with Program("engine_server.py", tmp_path, 1) as server:
         url = f"http://127.0.0.1:{server.answer()['port']}"
-
-        def ask(route: str, **body: Any) -> Any:
-            answer = requests.post(f"{url}/{route}", json=body, timeout=120)
-            answer.raise_for_status()
-            return answer.json()
-
+        ask = Pair([], url, tmp_path).engine
         ask("make", family=FAMILY, version=1)
         options = ["--steps", str(STEPS), "--tokens", "8", "--output", str(trained)]
         subprocess.run([*LAUNCH, str(PROGRAM), str(start), url, *options], check=True, timeout=240)
