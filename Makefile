@@ -310,4 +310,4 @@ first-answer: $(STAMPS)/apt  ## pip install of a wheel of dist/ and `asyncfabric
 	"$(PYTHON)" release/first_answer.py
 
 clean:  ## remove what builds made; the environment stays
-	rm -rf build dist *.egg-info asyncfabric/_native/*.so
+	rm -rf build dist *.egg-info asyncfabric/_native/*.so asyncfabric/integrations/nixl/*.so

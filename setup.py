@@ -1,5 +1,7 @@
 """Build of the compiled part: CMake makes one static library of native/, then one Cython extension links it.
 
+A few modules of Python that polling programs run through all the time are compiled by Cython too, as they are.
+
 Everything else is in pyproject.toml. Read at build time, all optional:
   ASYNCFABRIC_SANITIZE   address,undefined or thread
   ASYNCFABRIC_DEBUG      1: assertions, no optimisation
@@ -36,6 +38,17 @@ if SANITIZE not in FLAVOURS:
     sys.exit(f"ASYNCFABRIC_SANITIZE must be one of {sorted(FLAVOURS)}, got {SANITIZE!r}")
 FLAVOUR = FLAVOURS[SANITIZE] + ("-debug" if DEBUG else "")
 LIBRARY = "libasyncfabric_native.a"
+ENGINE = "asyncfabric._native._engine"
+COMPILED_PYTHON = [
+    "asyncfabric.integrations.nixl.early_notes",
+    "asyncfabric.integrations.nixl.note_exchange",
+    "asyncfabric.integrations.nixl.note_slots",
+    "asyncfabric.integrations.nixl.notes",
+    "asyncfabric.integrations.nixl.plan",
+    "asyncfabric.integrations.nixl.request",
+]
+"""Their interpretation was a third of the time of a small transfer with a note. Python imports what is compiled, beside
+the sources, which stay for readers and tracebacks: after an edit, build again."""
 
 
 def tool(name: str) -> str:
@@ -56,7 +69,7 @@ def commit() -> str:
 
 
 class BuildNative(build_ext):
-    """Build the static library, and beside it translate and compile the one extension, which links it."""
+    """Build the static library, and beside it translate and compile the extensions; the engine's links it."""
 
     def build_extensions(self) -> None:
         """Compile by way of ccache, where it is installed and is not the compiler by another name."""
@@ -77,20 +90,31 @@ class BuildNative(build_ext):
         # Not build_temp: editable installs would start from nothing. The presets of CMake use the same folders.
         native = ROOT / "build" / f"native-{FLAVOUR}"
         configure(native)
-        self.force = self.force or not is_built(native)
+        self.all_anew = bool(self.force)
+        self.engine_anew = not is_built(native)
         with ThreadPoolExecutor(1) as pool:
             self.building = pool.submit(run_ninja, native, "-j", JOBS)
-            (extension,) = self.extensions
-            extension.extra_objects = [str(native / LIBRARY)]
-            extension.depends = list(map(str, sorted((ROOT / "native" / "include").rglob("*.h"))))
-            (translated,) = cythonize(
-                [extension], build_dir=str(native / "cython"), include_path=[str(ROOT / "cython_ext")]
+            for extension in self.extensions:
+                if extension.name == ENGINE:
+                    extension.extra_objects = [str(native / LIBRARY)]
+                    extension.depends = list(map(str, sorted((ROOT / "native" / "include").rglob("*.h"))))
+            translated = cythonize(
+                self.extensions,
+                build_dir=str(native / "cython"),
+                include_path=[str(ROOT / "cython_ext")],
+                compiler_directives={"annotation_typing": False},  # annotations are for readers, as elsewhere
             )
-            extension.sources = translated.sources
+            for extension, one in zip(self.extensions, translated, strict=True):
+                extension.sources = one.sources
             super().run()
             self.building.result()
         if not self.inplace and not self.editable_mode:  # not compiled in: each commit would be compiled anew
             (Path(self.build_lib) / "asyncfabric" / "_native" / "commit.txt").write_text(commit())
+
+    def build_extension(self, extension: Extension) -> None:
+        """Compile and link one extension, if it is not as its sources are."""
+        self.force = self.all_anew or (self.engine_anew and extension.name == ENGINE)
+        super().build_extension(extension)
 
 
 def configure(folder: Path) -> None:
@@ -141,7 +165,7 @@ def engine_extension() -> Extension:
         flags += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"]
         link += [f"-fsanitize={SANITIZE}"]
     return Extension(
-        "asyncfabric._native._engine",
+        ENGINE,
         sources=["cython_ext/_engine.pyx"],
         include_dirs=["native/include", "native/src"],  # src: only for bench/
         language="c++",
@@ -156,6 +180,19 @@ def engine_extension() -> Extension:
     )
 
 
+def compiled_python() -> list[Extension]:
+    """Describe the modules of Python that are compiled as they are."""
+    return [
+        Extension(
+            name,
+            sources=[f"{name.replace('.', '/')}.py"],
+            extra_compile_args=["-O2", "-g0"],
+            extra_link_args=["-Wl,--strip-debug"],
+        )
+        for name in COMPILED_PYTHON
+    ]
+
+
 setup(
     packages=packages(),
     package_dir={"asyncfabric_services": "services"},
@@ -168,6 +205,6 @@ setup(
         "asyncfabric.weights.memory.gpu": ["_generated/kernels.ptx"],
         "asyncfabric_services.dashboard": ["static/*"],
     },
-    ext_modules=[engine_extension()],
+    ext_modules=[*compiled_python(), engine_extension()],
     cmdclass={"build_ext": BuildNative},
 )

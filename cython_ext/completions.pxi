@@ -102,12 +102,17 @@ cdef class _CompletionRoom(_CounterRoom):
             limit -= <Py_ssize_t> got
         return out
 
-    def take_messages(self, Py_ssize_t limit):
-        """Return up to `limit` two-sided messages that are here, (peer id, payload) each; never waits."""
+    def take_messages(self, Py_ssize_t limit, bint assist=False):
+        """Return up to `limit` two-sided messages that are here, (peer id, payload) each; never waits.
+
+        With `assist` what is under way is brought on first, as assist() does.
+        """
         cdef vector[ReceivedMessage] taken
         cdef NativeEngine* engine = self.enter()
         try:
             with nogil:
+                if assist:
+                    engine.assist()
                 engine.take_messages(<size_t> max(limit, 0), &taken)
         finally:
             self.leave()

@@ -237,7 +237,9 @@ class Engine(Protocol):
     def poll(self, limit: int) -> list[Completion]: ...
     def assist(self) -> None: ...  # any thread that polls: brings on what is under way
     def look(self) -> bool: ...  # whether poll() has something to return; while it has not, assists first
-    def take_messages(self, limit: int) -> list[tuple[int, bytes]]: ...  # (peer id, payload); any thread, never waits
+    def take_messages(
+        self, limit: int, assist: bool = False
+    ) -> list[tuple[int, bytes]]: ...  # (peer id, payload); any thread, never waits; `assist`: as assist(), before
     def spin_messages(
         self, limit: int, deadline_ns: int
     ) -> list[tuple[int, bytes]]: ...  # one or more; kTimeout raises

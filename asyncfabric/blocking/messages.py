@@ -16,16 +16,19 @@ if TYPE_CHECKING:
     from asyncfabric._api.peers_known import PeersKnown
     from asyncfabric._bridge.threads import ThreadDispatcher
 
+_DRAIN_EVERY = 63
+
 
 class MessageStream:
     """`for message in fabric.messages()`, or its calls; each message goes to one of the threads that receive."""
 
-    __slots__ = ("_dispatcher", "_stream")
+    __slots__ = ("_dispatcher", "_stream", "_takes")
 
     def __init__(self, dispatcher: ThreadDispatcher, peers: PeersKnown) -> None:
         """Not for users: use `fabric.messages()`."""
         self._dispatcher = dispatcher
         self._stream = AwaitedStream(dispatcher, peers)
+        self._takes = 0
 
     def receive(self, deadline: float | None = None) -> Message:
         """Return the next message; blocks until there is one.
@@ -48,16 +51,16 @@ class MessageStream:
         dispatcher = self._dispatcher
         if dispatcher.closed:
             return []
-        engine = dispatcher.engine
         try:
-            engine.assist()
-            received = engine.take_messages(ALL)
+            received = dispatcher.engine.take_messages(ALL, True)
         except EngineStatusError:
             return []  # closed by another thread
         if not received:
             return []  # programs that poll mostly see this: no lock was taken for it
         with dispatcher.lock:
-            dispatcher.drain()  # the completion that announced them
+            self._takes += 1
+            if not self._takes & _DRAIN_EVERY:  # each take leaves one completion, which announced the messages
+                dispatcher.drain()
             return self._stream._named(received)
 
     def spin(self, deadline: float) -> list[Message]:

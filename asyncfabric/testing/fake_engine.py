@@ -272,8 +272,8 @@ class FakeEngine(ControlCalls):
             self.ops.notify_writable()
             return taken
 
-    def take_messages(self, limit: int) -> list[tuple[int, bytes]]:
-        """Take up to `limit` messages, the oldest first."""
+    def take_messages(self, limit: int, assist: bool = False) -> list[tuple[int, bytes]]:
+        """Take up to `limit` messages, the oldest first; there is nothing to assist with."""
         with self.network.lock:
             taken = [self._messages.popleft() for _ in range(min(limit, len(self._messages)))]
             self.network.pump()  # a sender may have waited for the room

@@ -345,14 +345,12 @@ class nixl_agent(BackendNames, RefusedCalls):
         """Return the notes that have come since the last call, by the name of their sender."""
         if backends:
             check_chosen(backends, self.backends)
-        core = self._core
-        return core.notes.take_all({}) if core.exchange.collect() or len(core.notes) else {}
+        return self._core.exchange.take({})
 
     def update_notifs(self, backends: list[str] | None = None) -> Notes:
         """Add the notes that have come to `notifs` and return it."""
         check_chosen(backends or [], self.backends)
-        self._core.exchange.collect()
-        return self._core.notes.take_all(self.notifs)
+        return self._core.exchange.take(self.notifs)
 
     def check_remote_xfer_done(
         self,

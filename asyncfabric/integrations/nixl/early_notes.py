@@ -10,7 +10,7 @@ Notes of transfers before that one are ready with it: they had ended at the send
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Protocol
 
 from asyncfabric.integrations.nixl.notes import Part
@@ -52,7 +52,12 @@ class _Slot:
 
 
 class EarlyNotes:
-    """The slots of all senders, and the notes that wait."""
+    """The slots of all senders, and the notes that wait.
+
+    Attributes:
+        peers: the senders that have slots, with the numbers of these.
+        dropped: notes that will never be ready.
+    """
 
     def __init__(self, open_counter: Callable[[], Counter | None], most_slots: int = MOST_SLOTS) -> None:
         """Hold nothing; `open_counter` returns None when no counter can be had."""
@@ -60,10 +65,10 @@ class EarlyNotes:
         self._most_slots = most_slots
         self._next = 1
         self._slots: dict[int, _Slot] = {}
-        self._granted: dict[int, set[int]] = {}  # numbers, by peer
         self._waiting: set[int] = set()  # numbers of slots with notes
         self._withdrawn: dict[int, tuple[int, int]] = {}  # peer, and the count up to which notes are ready; the latest
         self._ended: list[tuple[int, Part]] = []  # ready without a look at a counter
+        self.peers: dict[int, set[int]] = {}
         self.dropped: int = 0
 
     @property
@@ -71,16 +76,11 @@ class EarlyNotes:
         """Whether a note waits, or is ready and not taken out."""
         return bool(self._waiting or self._ended)
 
-    @property
-    def peers(self) -> Collection[int]:
-        """The senders that have slots."""
-        return self._granted.keys()
-
     def grant(self, peer: int) -> list[SlotEntry]:
         """Open the slots of a sender; none for one that has some, and none beyond the bound."""
-        if peer in self._granted or len(self._slots) + SLOTS_OF_A_SENDER > self._most_slots:
+        if peer in self.peers or len(self._slots) + SLOTS_OF_A_SENDER > self._most_slots:
             return []
-        self._granted[peer] = set()
+        self.peers[peer] = set()
         opened = (self._open(peer) for _ in range(SLOTS_OF_A_SENDER))
         return [name for name in opened if name is not None]
 
@@ -130,9 +130,9 @@ class EarlyNotes:
 
     def forget(self, peer: int) -> None:
         """Close the slots of a sender that is lost; its notes that are not ready never will be."""
-        for number in tuple(self._granted.get(peer, ())):
+        for number in tuple(self.peers.get(peer, ())):
             self._close(number)
-        self._granted.pop(peer, None)
+        self.peers.pop(peer, None)
 
     def _open(self, peer: int) -> SlotEntry | None:
         counter = self._open_counter()
@@ -140,13 +140,13 @@ class EarlyNotes:
             return None
         number, self._next = self._next, self._next + 1
         self._slots[number] = _Slot(peer, counter)
-        self._granted[peer].add(number)
+        self.peers[peer].add(number)
         return SlotEntry(number, counter.imm)
 
     def _close(self, number: int) -> None:
         slot = self._slots.pop(number)
         self._waiting.discard(number)
-        self._granted[slot.peer].discard(number)
+        self.peers[slot.peer].discard(number)
         self.dropped += len(slot.notes)
         for note in slot.notes:
             logger.debug("a note of %r is dropped: its transfer failed, was cancelled or lost", note.name)

@@ -83,8 +83,8 @@ class NoteExchange:
             if not (transfer.done and went_well(transfer)) or self._sent:
                 self._see_off(remote, transfer)
 
-    def slot_for(self, remote: RemoteAgent, note: bytes) -> NoteSlot | None:
-        """Return a free slot of a target, by which this note may leave early; None if it may not."""
+    def slots_for(self, remote: RemoteAgent, note: bytes) -> NoteSlots | None:
+        """Return the slots of a target by which this note may leave early; None if it may not."""
         peer = remote.connected
         if peer is None or len(note) > EARLY_BYTES or remote.name == self._name:
             return None
@@ -97,7 +97,7 @@ class NoteExchange:
             self._outbox.append((peer, slot_messages.pack(Purpose.ASK, [])))  # leaves when the program next looks
         elif not slots.granted:
             self.collect()  # the program may take no notes itself
-        return slots.take()
+        return slots
 
     def send_early(self, remote: RemoteAgent, slot: NoteSlot, note: bytes) -> bool:
         """Submit a note that waits for the count of its slot; False if it cannot leave now, and has to be late.
@@ -124,20 +124,23 @@ class NoteExchange:
 
     def collect(self) -> bool:
         """Move what has come, and what is ready by now, into the queue; return whether anything was."""
-        early = self.early
         with self._collecting:
-            lost = self._lost() if early.peers else ()
-            received = self._messages.take_nowait()
-            parts = self._sorted_out(received) if received else []
-            if early.waiting:
-                parts += early.ready()
+            parts = self._look()
             if parts:
                 self.queue.take_in(parts)
-            for peer in lost:
-                early.forget(peer)
         if self._outbox:
             self.flush()
-        return bool(received or parts)
+        return bool(parts)
+
+    def take(self, into: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
+        """Move the notes that have come, and are ready by now, into lists by the name of their sender."""
+        with self._collecting:
+            parts = self._look()
+            if parts or self.queue.waiting:
+                self.queue.hand_over(parts, into)
+        if self._outbox:
+            self.flush()
+        return into
 
     def flush(self) -> None:
         """Submit what the outbox holds, as far as there is room."""
@@ -153,6 +156,18 @@ class NoteExchange:
                 return
             except FabricError as error:
                 logger.debug("a message about note slots does not leave: %s", error)
+
+    def _look(self) -> list[tuple[int, Part]]:
+        """Return the notes, and parts of notes, that are for the program now; one thread at a time."""
+        early = self.early
+        lost = self._lost() if early.peers else ()
+        received = self._messages.take_nowait()
+        parts = self._sorted_out(received) if received else []
+        if early.waiting:
+            parts += early.ready()
+        for peer in lost:
+            early.forget(peer)
+        return parts
 
     def _sorted_out(self, received: list[Message]) -> list[tuple[int, Part]]:
         parts: list[tuple[int, Part]] = []

@@ -40,12 +40,13 @@ class NoteSlots:
     """The slots of one target, over one connection to it.
 
     Attributes:
-        at_once: whether the latest WRITE with a slot had ended when it was submitted, as small ones over shared memory.
+        at_once_bytes: WRITEs of up to so many bytes end within the call that submits them, as small ones over shared
+            memory do, as far as the latest have shown. Their notes need no slot.
     """
 
     def __init__(self, peer: Peer) -> None:
         self.peer: Peer = peer
-        self.at_once: bool = True
+        self.at_once_bytes: int = 0
         self.granted: bool = False
         self._free: deque[NoteSlot] = deque()
 
@@ -53,6 +54,11 @@ class NoteSlots:
         """Take slots that the target opened."""
         self.granted = True
         self._free.extend(NoteSlot(self, entry) for entry in entries)
+
+    def learn(self, size: int, *, at_once: bool) -> None:
+        """Note whether a WRITE of so many bytes had ended within its call."""
+        if at_once != (size <= self.at_once_bytes):
+            self.at_once_bytes = size if at_once else size - 1
 
     def take(self) -> NoteSlot | None:
         """Return a slot that no transfer has; None if all are taken."""

@@ -104,12 +104,16 @@ def read_message(payload: bytes) -> Part | None:
 
 
 class NoteQueue:
-    """Notes that have come and that nobody has taken."""
+    """Notes that have come and that nobody has taken.
+
+    Attributes:
+        waiting: them, with the names of their senders, the oldest first. Without a lock it is only looked at.
+    """
 
     def __init__(self, most_notes: int = KEPT_NOTES, most_bytes: int = KEPT_BYTES) -> None:
         self._most_notes, self._most_bytes = most_notes, most_bytes
         self._lock = Lock()
-        self._notes: deque[tuple[str, bytes]] = deque()
+        self.waiting: deque[tuple[str, bytes]] = deque()
         self._bytes = 0
         self._unfinished = UnfinishedMessages(UNFINISHED_NOTES, most_bytes)
         self._dropped = 0
@@ -120,33 +124,43 @@ class NoteQueue:
         return self._dropped + self._unfinished.dropped
 
     def take_in(self, parts: list[tuple[int, Part]]) -> None:
-        """Take notes and parts of notes, with the numbers of their peers, which are put in order."""
-        if len(parts) > 1:
-            parts.sort(key=lambda one: one[1].number)
+        """Keep notes and parts of notes, with the numbers of their peers, which are put in order."""
         with self._lock:
-            for peer, part in parts:
-                note: bytes | None = part.payload
-                if part.parts > 1:
-                    note = self._unfinished.join(peer, part.number, part.part, part.parts, part.payload)
-                if note is not None:
-                    self._notes.append((part.name, note))
-                    self._bytes += len(note)
-            while len(self._notes) > self._most_notes or self._bytes > self._most_bytes:
+            for name, note in self._whole(parts):
+                self.waiting.append((name, note))
+                self._bytes += len(note)
+            while len(self.waiting) > self._most_notes or self._bytes > self._most_bytes:
                 self._drop_oldest()
 
-    def take_all(self, into: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
-        """Move the notes into lists by the name of their sender."""
+    def hand_over(self, parts: list[tuple[int, Part]], into: dict[str, list[bytes]]) -> None:
+        """Move all notes, those that are kept and these, into lists by the name of their sender."""
         with self._lock:
-            taken, self._notes, self._bytes = self._notes, deque(), 0
-        for name, note in taken:
-            into.setdefault(name, []).append(note)
-        return into
+            for name, note in self.waiting:
+                into.setdefault(name, []).append(note)
+            self.waiting.clear()
+            self._bytes = 0
+            for name, note in self._whole(parts):
+                if name in into:
+                    into[name].append(note)
+                else:
+                    into[name] = [note]
 
-    def __len__(self) -> int:
-        return len(self._notes)
+    def _whole(self, parts: list[tuple[int, Part]]) -> list[tuple[str, bytes]]:
+        """Return the notes that are whole with these parts; under the lock."""
+        if len(parts) > 1:
+            parts.sort(key=lambda one: one[1].number)
+        whole: list[tuple[str, bytes]] = []
+        for peer, part in parts:
+            if part.parts == 1:
+                whole.append((part.name, part.payload))
+            else:
+                note = self._unfinished.join(peer, part.number, part.part, part.parts, part.payload)
+                if note is not None:
+                    whole.append((part.name, note))
+        return whole
 
     def _drop_oldest(self) -> None:
-        name, note = self._notes.popleft()
+        name, note = self.waiting.popleft()
         self._bytes -= len(note)
         self._dropped += 1
         if self.dropped == 1:

@@ -134,11 +134,13 @@ class Request:
             self._failure = None
             fabric, exchange = self._core.fabric, self._core.exchange
             transfers = self._transfers
-            slot = exchange.slot_for(self._remote, self._note) if self._note and self._early else None
-            imm = None
+            slots = exchange.slots_for(self._remote, self._note) if self._note and self._early else None
+            slot = imm = None
+            if slots is not None and self.total_bytes > slots.at_once_bytes:
+                slot = slots.take()
             if slot is not None:
                 imm = slot.imm
-                slot.count += self._steps[0].worth if len(self._steps) == 1 else sum(one.worth for one in self._steps)
+                slot.count += sum(step.worth for step in self._steps)
                 self._slots.append(slot)
             for step in self._steps:
                 while self._failure is None:
@@ -152,15 +154,11 @@ class Request:
             self._note_due = bool(self._note)
             self._state = _ACTIVE
             self._posted_ns = monotonic_ns()
-            if slot is not None and transfers and self._failure is None:
-                # The note leaves together with the bytes. Small ones over shared memory have ended: theirs needs no
-                # counter. Whether they have is looked at where the latest had.
-                if not (slot.owner.at_once and transfers[-1].has_ended):
-                    self._note_due = not exchange.send_early(self._remote, slot, self._note)
-                done = self._advance()
-                slot.owner.at_once = done
-            else:
-                done = self._advance()
+            if slot is not None and self._failure is None:
+                self._note_due = not exchange.send_early(self._remote, slot, self._note)  # together with the bytes
+            done = self._advance()
+            if slots is not None:
+                slots.learn(self.total_bytes, at_once=done)
         if not done and (self._note_due or self._slots):
             self._core.watch_note(self)
         return done
@@ -240,7 +238,8 @@ class Request:
                     last.result()
                 except FabricError as error:
                     self._fail(translated(error, self.what))
-        self._end_slot(well=self._failure is None)
+        if self._slots:
+            self._end_slot(well=self._failure is None)
         if self._failure is None and self._note_due:
             self._note_due = False
             try:

@@ -26,7 +26,7 @@ def main() -> None:
     for _ in sys.stdin:
         agent.deregister_memory(registered)
         registered = agent.register_memory(rows, "DRAM")
-        answer = {**report, "metadata": agent.get_agent_metadata().hex(), "notes": len(agent._core.notes)}
+        answer = {**report, "metadata": agent.get_agent_metadata().hex(), "notes": len(agent._core.notes.waiting)}
         print(json.dumps(answer), flush=True)
     agent._close()
 

@@ -212,3 +212,13 @@ def test_a_region_that_is_dropped_is_named() -> None:
     with open_pair() as p, pytest.warns(ResourceWarning, match=r"was dropped without `region.release\(\)`"):
         p.writer.allocate(64)
         gc.collect()
+
+
+def test_a_program_that_only_takes_messages_leaves_few_completions_behind() -> None:
+    pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
+    with blocking.open_fabric() as writer, blocking.open_fabric() as reader:
+        peer, messages = writer.connect(reader.address), reader.messages()
+        for turn in range(1000):
+            writer.send(peer, b"%d" % turn).wait(SOON_S)
+            until(lambda: bool(messages.take_nowait()))
+        assert len(reader._dispatcher.engine.poll(1000)) < 64

@@ -334,7 +334,7 @@ def test_an_agent_takes_calls_of_many_threads_and_its_thread_ends_with_it(make: 
     a.meets(b)
     handle = a.made("WRITE", (0, 64), b, (64, 64), b"nobody polls")
     a.transfer(handle)
-    until(lambda: len(b._core.notes) == 1)  # taken in by the caretaker; nobody has asked
+    until(lambda: len(b._core.notes.waiting) == 1)  # taken in by the caretaker; nobody has asked
     assert notes_of(b, 1) == {"a": [b"nobody polls"]}
     thread = a._core.caretaker
     assert thread is not None and thread.is_alive()

@@ -180,13 +180,27 @@ def first_part(name: bytes, number: int, note: bytes) -> Part:
     return part
 
 
+def handed_over(queue: NoteQueue, *parts: tuple[int, Part]) -> dict[str, list[bytes]]:
+    taken: dict[str, list[bytes]] = {}
+    queue.hand_over(list(parts), taken)
+    return taken
+
+
+def test_notes_that_are_handed_over_follow_those_that_were_kept_in_the_order_of_their_numbers() -> None:
+    queue = NoteQueue()
+    queue.take_in([(1, first_part(b"a", 5, b"kept"))])
+    later = [(1, first_part(b"a", 8, b"third")), (1, first_part(b"a", 7, b"second")), (2, first_part(b"b", 1, b"b"))]
+    assert handed_over(queue, *later) == {"a": [b"kept", b"second", b"third"], "b": [b"b"]}
+    assert handed_over(queue) == {} and not queue.dropped
+
+
 def test_the_oldest_notes_are_dropped_beyond_the_bounds() -> None:
     queue = NoteQueue(most_notes=3, most_bytes=100)
     for number in range(5):
         queue.take_in([(1, first_part(b"a", number, b"%d" % number))])
-    assert queue.dropped == 2 and queue.take_all({}) == {"a": [b"2", b"3", b"4"]}
+    assert queue.dropped == 2 and handed_over(queue) == {"a": [b"2", b"3", b"4"]}
     queue.take_in([(1, first_part(b"a", 9, bytes(60))), (1, first_part(b"b", 10, bytes(60)))])
-    assert queue.take_all({}) == {"b": [bytes(60)]}
+    assert handed_over(queue) == {"b": [bytes(60)]}
     assert read_message(b"no note") is None and read_message(b"AN\x03" + bytes(60)) is None
 
 
@@ -198,9 +212,9 @@ def test_long_notes_travel_in_parts_and_parts_that_never_come_are_bounded() -> N
     parts = [part for part in map(read_message, messages) if part is not None]
     queue.take_in([(1, part) for part in parts[3:]])
     queue.take_in([(2, part) for part in parts[:3]])  # of another sender: not joined
-    assert not queue.take_all({})
+    assert not handed_over(queue)
     queue.take_in([(1, part) for part in parts[:3]])
-    assert queue.take_all({}) == {"name": [long]}
+    assert handed_over(queue) == {"name": [long]}
     for number in range(2000):
         queue.take_in([(3, first_part(b"name", 100 + number, long))])
     assert len(queue._unfinished) <= 256

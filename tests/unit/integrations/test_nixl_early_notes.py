@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import pytest
 from nixl_agents import Agent, notes_of, until
 
+from asyncfabric import Peer
 from asyncfabric.integrations.nixl import _bindings as bind
 from asyncfabric.integrations.nixl import caretaker, slot_messages
 from asyncfabric.integrations.nixl.early_notes import SLOTS_OF_A_SENDER
+from asyncfabric.integrations.nixl.note_slots import NoteSlots
 from asyncfabric.integrations.nixl.notes import EARLY_BYTES
 from asyncfabric.integrations.nixl.slot_messages import Purpose, SlotEntry
 from asyncfabric.testing import FakeNetwork
@@ -30,6 +33,33 @@ def free_slots(agent: Agent) -> int:
     """Return how many slots of its only remote agent are free."""
     slots = agent._core.remote("bb").slots
     return 0 if slots is None else len(slots)
+
+
+def test_slots_learn_which_writes_end_within_their_calls() -> None:
+    slots = NoteSlots(cast(Peer, None))
+    for size, at_once, bound in [(64, False, 0), (64, True, 64), (8, True, 64), (4096, True, 4096), (512, False, 511)]:
+        slots.learn(size, at_once=at_once)
+        assert slots.at_once_bytes == bound
+
+
+def test_a_write_that_ends_within_its_call_takes_no_slot_until_one_does_not() -> None:
+    network = FakeNetwork()
+    a, b = Agent("a", network), Agent("bb", network)
+    a.meets(b)
+    granted(a, b)
+    slots = a._core.remote("bb").slots
+    assert slots is not None and slots.at_once_bytes == 8
+    handle = a.made("WRITE", (0, 8), b, (0, 8), b"again")
+    network.hold = True
+    assert a.transfer(handle) == "PROC" and free_slots(a) == SLOTS_OF_A_SENDER and slots.at_once_bytes == 7
+    network.release()
+    until(lambda: a.check_xfer_state(handle) == "DONE")
+    network.hold = True
+    assert a.transfer(handle, b"early") == "PROC" and free_slots(a) == SLOTS_OF_A_SENDER - 1
+    network.release()
+    assert notes_of(b, 2, (a,)) == {"a": [b"again", b"early"]}
+    a.close()
+    b.close()
 
 
 @pytest.fixture
@@ -158,7 +188,7 @@ def test_the_notes_of_a_lost_sender_are_dropped_and_its_counters_closed(held: He
 def test_with_every_slot_taken_notes_are_late_and_none_is_lost(held: Held) -> None:
     network, a, b = held
     count = SLOTS_OF_A_SENDER + 5
-    handles = [a.made("WRITE", (n * 8, 8), b, (n * 8, 8), b"%d" % n) for n in range(count)]
+    handles = [a.made("WRITE", (n * 16, 16), b, (n * 16, 16), b"%d" % n) for n in range(count)]
     assert {a.transfer(handle) for handle in handles} == {"PROC"} and free_slots(a) == 0
     network.deliver()
     assert len(b.get_new_notifs()["a"]) == SLOTS_OF_A_SENDER
