@@ -40,14 +40,17 @@ FLAVOUR = FLAVOURS[SANITIZE] + ("-debug" if DEBUG else "")
 LIBRARY = "libasyncfabric_native.a"
 ENGINE = "asyncfabric._native._engine"
 COMPILED_PYTHON = [
+    "asyncfabric.integrations.nixl.agent",
     "asyncfabric.integrations.nixl.early_notes",
+    "asyncfabric.integrations.nixl.handles",
     "asyncfabric.integrations.nixl.note_exchange",
     "asyncfabric.integrations.nixl.note_slots",
     "asyncfabric.integrations.nixl.notes",
     "asyncfabric.integrations.nixl.plan",
+    "asyncfabric.integrations.nixl.remotes",
     "asyncfabric.integrations.nixl.request",
 ]
-"""Their interpretation was a third of the time of a small transfer with a note. Python imports what is compiled, beside
+"""Their interpretation was a third of the time of a small noted transfer. Python imports what is compiled, beside
 the sources, which stay for readers and tracebacks: after an edit, build again."""
 
 

@@ -337,9 +337,10 @@ class nixl_agent(BackendNames, RefusedCalls):
             nixlNotFoundError: the agent is not known.
             nixlRemoteDisconnectError, nixlBackendError: it cannot be reached, or takes none.
         """
-        check_chosen([backend] if backend else [], self.backends)
-        note = note_bytes(notif_msg)
-        self._core.exchange.send(self._core.remote(_text(remote_agent_name)), note)
+        if backend:
+            check_chosen([backend], self.backends)
+        note, core = note_bytes(notif_msg), self._core
+        core.exchange.send(core.remote(_text(remote_agent_name)), note)
 
     def get_new_notifs(self, backends: list[str] | None = None) -> Notes:
         """Return the notes that have come since the last call, by the name of their sender."""

@@ -28,6 +28,7 @@
 #include "engine/loop/poll_turn.h"
 #include "engine/loop/rail_watch.h"
 #include "engine/ops/op.h"
+#include "engine/ops/post_batch.h"
 #include "engine/peers/admission.h"
 #include "engine/peers/bundle.h"
 #include "engine/peers/inbox.h"
@@ -145,6 +146,7 @@ struct Core {
   Admission admission;
   std::deque<OutgoingMessage> outgoing;
   BundleRoom bundle_room;
+  PostBatch batch;
   std::vector<Op*> marked;  // parked until a stream of the user has passed their mark
   std::vector<Completion> backlog;
   bool ring_owed = false;   // completions are published, and the loop was not rung for them yet

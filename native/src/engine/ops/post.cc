@@ -1,6 +1,5 @@
 // post.cc: legs at the front of a rail's queues become work requests, in batches. Under the engine lock.
 #include <algorithm>
-#include <array>
 
 #include "engine/core.h"
 
@@ -8,15 +7,7 @@ namespace asyncfabric {
 
 namespace {
 
-constexpr size_t kBatch = 64;
-
-struct Made {
-  Leg* leg = nullptr;
-  uint64_t cursor_before = 0;
-  uint64_t page_done_before = 0;
-  uint64_t bytes = 0;
-  uint32_t worth = 0;  // logical arrivals that its immediate carries
-};
+using Made = PostBatch::Made;
 
 // Pages [cursor, ...) that lie next to each other on both sides go out as one request; each still counts.
 uint64_t page_run(const Op& op, const Leg& leg, uint64_t limit_bytes, uint64_t limit_pages) {
@@ -163,21 +154,22 @@ size_t Core::post(uint32_t rail_index) {
   RailState& rail = *rails[rail_index];
   if (rail.urgent.empty() && rail.bulk.empty()) return 0;
   if (!rail.up.load(std::memory_order_relaxed)) return 0;
-  std::array<WorkRequest, kBatch> requests;
-  std::array<Made, kBatch> made;
+  const size_t most = rail.capabilities.step_requests;
+  batch.make_room(most);
+  auto& [requests, made] = batch;
   size_t count = 0;
   uint64_t bytes = 0;
   bundle_room.clear();
   for (LegQueue* queue : {&rail.urgent, &rail.bulk}) {
     Leg* last = nullptr;  // of those whose requests are made
-    for (Leg* leg = queue->front(); leg != nullptr && count < kBatch && bytes < rail.capabilities.step_bytes;
+    for (Leg* leg = queue->front(); leg != nullptr && count < most && bytes < rail.capabilities.step_bytes;
          leg = last->after) {
       Op& op = *leg->op;
       last = leg;
       Peer& peer = *op.targets[leg->target].peer;
       const uint32_t generation = op.targets[leg->target].generation;
       const bool batched = op.is_list() && op.imm != kNoImm && rail.capabilities.ordered;
-      while (leg->cursor != leg->end && count < kBatch && bytes < rail.capabilities.step_bytes) {
+      while (leg->cursor != leg->end && count < most && bytes < rail.capabilities.step_bytes) {
         WorkRequest& request = requests[count];
         make_request(op, *leg, rail.capabilities, peer.lanes[leg->lane], rail_index, generation, request, made[count]);
         if (batched) {

@@ -81,6 +81,7 @@ LocalRail::LocalRail(const Options& options, std::unique_ptr<Rooms> rooms)
   capabilities_.same_host_only = true;
   capabilities_.max_request_bytes = kMaxRequestBytes;
   capabilities_.step_bytes = 2 * kMaxRequestBytes;
+  capabilities_.step_requests = Poster::kMostTogether;
   capabilities_.max_send_bytes = kMaxSendBytes;
   const RailAddress address{host_identity(), getpid(), process_start(getpid()), rooms_->reception.rail_id,
                             rooms_->reception.socket_name};

@@ -20,6 +20,8 @@ namespace asyncfabric::local {
 
 class Poster {
  public:
+  static constexpr size_t kMostTogether = 512;  // requests that are copied by the copy pool, or by the kernel, at once
+
   Poster(const Copier& copier, CopyPool& pool, bool bounce_when_refused)
       : copier_(copier), pool_(pool), bounce_when_refused_(bounce_when_refused), kernel_copy_(pool) {}
 
@@ -32,7 +34,6 @@ class Poster {
 
  private:
   static constexpr uint64_t kMaxRunBytes = 2 * kMaxRequestBytes;  // how long a revoke may wait for one run
-  static constexpr size_t kMostTogether = 256;                    // requests that are copied by the copy pool at once
   static constexpr uint64_t kLargeBytes = 16384;  // payload that takes so long that news should not wait for it
 
   size_t accept(std::span<const WorkRequest> rest);
