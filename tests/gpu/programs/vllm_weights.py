@@ -32,11 +32,12 @@ START_S, ANSWER_S = 300.0, 90.0
 class RemoteEngine:
     """The engine's process, which is also what vLLM's trainer halves call their client."""
 
-    def __init__(self, graphs: bool) -> None:
-        """Start it; returns when it generates."""
+    def __init__(self, program: Callable[..., None], *arguments: Any) -> None:
+        """Start program(pipe, *arguments); returns when it generates."""
+        spawning = multiprocessing.get_context("spawn")
         self._pipe: Connection
-        self._pipe, there = multiprocessing.Pipe()
-        self.process = multiprocessing.Process(target=serve, args=(there, graphs), daemon=True)
+        self._pipe, there = spawning.Pipe()
+        self.process = spawning.Process(target=program, args=(there, *arguments))
         self.process.start()
         there.close()
         self._answer(START_S)
@@ -256,7 +257,6 @@ def main() -> int:
     parser.add_argument("--backends", default=",".join(BACKENDS))
     options = parser.parse_args()
     prepare()
-    multiprocessing.set_start_method("spawn")
     model_config(options.layers).save_pretrained(FOLDER)
     torch.cuda.set_device(0)
     training = Training(options.layers)
@@ -264,7 +264,7 @@ def main() -> int:
     torch.cuda.empty_cache()
     card = torch.cuda.get_device_name()
     print(json.dumps({"bytes": training.bytes, "bare_copy_ms": round(bare, 3), "card": card}), flush=True)
-    engine = RemoteEngine(not options.eager)
+    engine = RemoteEngine(serve, not options.eager)
     failed = 0
     for number, name in enumerate(options.backends.split(",")):
         backend, opened = BACKENDS[name]

@@ -14,9 +14,8 @@
 namespace asyncfabric::local {
 namespace {
 
-constexpr int kCoresOfACopier = 16;  // a machine runs several processes, and memory is the limit soon
-constexpr int kLeastCopiers = 2;     // where there are that many cores
-constexpr int kMostCopiers = 4;
+constexpr int kManyCores = 16;  // with fewer, a helper takes its core from somebody else
+constexpr uint32_t kCopiers = 4;  // memory is the limit soon
 constexpr uint64_t kAlignedBytes = 4096;
 constexpr uint64_t kSpinNs =
     100'000;  // a helper watches so long for more before it sleeps: the next payload is often near
@@ -31,8 +30,7 @@ CopyPool::~CopyPool() {
 }
 
 uint32_t CopyPool::size_for(int cores) {
-  if (cores < kCoresOfACopier) return 1;
-  return static_cast<uint32_t>(std::clamp(cores / kCoresOfACopier, kLeastCopiers, kMostCopiers));
+  return cores < kManyCores ? 1 : kCopiers;
 }
 
 uint32_t CopyPool::usual_size() {

@@ -41,7 +41,7 @@ class CopyPool {
   CopyPool(const CopyPool&) = delete;
   CopyPool& operator=(const CopyPool&) = delete;
 
-  // How many threads, the caller among them, are worth it on so many cores, and on those that this process may use: 1 to 4.
+  // How many threads, the caller among them, are worth it on so many cores, and on those that this process may use.
   static uint32_t size_for(int cores);
   static uint32_t usual_size();
 
