@@ -10,6 +10,8 @@ the same, different and refused: docs/guide/moe.md.
 import torch
 
 from asyncfabric.integrations.deep_ep.buffer import Buffer, DispatchHandle
+from asyncfabric.integrations.deep_ep.elastic import ElasticBuffer
+from asyncfabric.integrations.deep_ep.elastic_handle import EPHandle
 from asyncfabric.integrations.deep_ep.events import EventHandle, EventOverlap
 from asyncfabric.integrations.deep_ep.gpu_dispatch import GpuDispatchHandle
 from asyncfabric.integrations.deep_ep.gpu_low_latency import GpuLowLatencyHandle
@@ -24,6 +26,8 @@ __all__ = [
     "Buffer",
     "Config",
     "DispatchHandle",
+    "EPHandle",
+    "ElasticBuffer",
     "EventHandle",
     "EventOverlap",
     "GpuDispatchHandle",

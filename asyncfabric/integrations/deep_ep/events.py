@@ -5,6 +5,7 @@ Any thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,11 +32,37 @@ class EventOverlap:
         """Take an event, or None for work that is done."""
         self.event: EventHandle | None = event
         self.extra_tensors: tuple[Any, ...] | None = extra_tensors
+        self.hook_after_wait: Callable[[], object] | None = None
+        self._release = False
 
-    def current_stream_wait(self) -> None:
-        """Let the current stream wait for it; returns at once where there is no event."""
+    def current_stream_wait(self, release_handle: bool = False) -> None:
+        """Let the current stream wait for it, then call the hook; returns at once where there is no event.
+
+        Args:
+            release_handle: forget the event afterwards.
+        """
         if self.event is not None:
             self.event.current_stream_wait()
+        hook, self.hook_after_wait = self.hook_after_wait, None
+        if hook is not None:
+            hook()
+        if release_handle:
+            self.event = None
+
+    def register_hook_after_wait(self, hook_after_wait: Callable[[], object]) -> None:
+        """Have the next `current_stream_wait` call a function once.
+
+        Raises:
+            ValueError: there is one already.
+        """
+        if self.hook_after_wait is not None:
+            raise ValueError("this event has a hook already; wait for it first")
+        self.hook_after_wait = hook_after_wait
+
+    def __call__(self, release_handle: bool = False) -> EventOverlap:
+        """Return itself for a `with` at whose end the event is forgotten, where `release_handle` is true."""
+        self._release = release_handle
+        return self
 
     def __enter__(self) -> EventOverlap:
         """Return itself: what is put on streams inside runs beside the work that the event ends."""
@@ -43,7 +70,8 @@ class EventOverlap:
 
     def __exit__(self, *_: object) -> None:
         """Let the current stream wait for it."""
-        self.current_stream_wait()
+        release, self._release = self._release, False
+        self.current_stream_wait(release)
 
 
 def refuse(place: str, **given: Any) -> None:

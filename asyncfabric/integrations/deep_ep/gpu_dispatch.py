@@ -15,7 +15,7 @@ from asyncfabric.integrations.deep_ep.gpu_room import FLOATS, GpuRoom
 from asyncfabric.integrations.deep_ep.gpu_rows import choices_in, words_of
 from asyncfabric.integrations.deep_ep.gpu_steps import GpuStep
 from asyncfabric.integrations.deep_ep.gpu_streams import check_streams
-from asyncfabric.integrations.deep_ep.rows import Bias, about_width, experts_of_rank, with_biases
+from asyncfabric.integrations.deep_ep.rows import Bias, about_width, counts_of, experts_of_rank, with_biases
 
 Tokens = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -105,7 +105,7 @@ class GpuDispatch:
                 mine = range(room.rank * own, (room.rank + 1) * own)
                 recv_idx, recv_weights = choices_in(came, at, top_k, mine, filled if worst else None)
                 if not worst:
-                    per_expert = _counts(recv_idx, own).tolist()
+                    per_expert = counts_of(recv_idx, own).tolist()
             recv_scales = came[:, :at].contiguous() if scales is not None and came is not None else None
             sources = _first(given.source_tokens, count)
         if not top_k and not worst and again is None and tokens_per_expert is not None:
@@ -179,13 +179,6 @@ def _first(given: torch.Tensor, count: int) -> torch.Tensor:
     if len(made) < count:
         made = torch.cat([made, made.new_zeros(count - len(made), *made.shape[1:])])
     return made.view(given.dtype)
-
-
-def _counts(recv_idx: torch.Tensor, own: int) -> torch.Tensor:
-    places = torch.where(recv_idx >= 0, recv_idx, own).reshape(-1)
-    return torch.zeros(own + 1, dtype=torch.int64, device=recv_idx.device).scatter_add_(
-        0, places, torch.ones_like(places)
-    )[:own]
 
 
 def _prefixes(source_ranks: torch.Tensor, filled: torch.Tensor, ranks: int, rank: int) -> torch.Tensor:

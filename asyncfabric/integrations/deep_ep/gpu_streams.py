@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
@@ -92,3 +93,57 @@ def check_streams(previous_event: object, *, async_finish: bool, allocate_on_com
     """Raise ValueError where tensors cannot be allocated on the communication stream, as DeepEP does."""
     if allocate_on_comm_stream and not (previous_event is not None and async_finish):
         raise ValueError("allocate_on_comm_stream=True needs a previous_event and async_finish=True")
+
+
+@dataclass
+class CommWork:
+    """The work of one call of ElasticBuffer.
+
+    Attributes:
+        outputs: tensors that the call returns or keeps; filled by the call.
+        event: that ends the work; there once the work is on its stream.
+    """
+
+    outputs: list[torch.Tensor | None] = field(default_factory=list)
+    event: EventOverlap = field(default_factory=EventOverlap)
+
+
+@dataclass(frozen=True)
+class ElasticOrder:
+    """How a call of ElasticBuffer is ordered among streams; the arguments of DeepEP's interface.
+
+    Attributes:
+        previous_event: that the work waits for, in place of the current stream.
+        previous_event_before_epilogue: that the work waits for as well.
+        async_with_compute_stream: the current stream does not wait for the work.
+        allocate_on_comm_stream: tensors are made on the communication stream, which is so anyway.
+    """
+
+    previous_event: EventHandle | EventOverlap | None = None
+    previous_event_before_epilogue: EventHandle | EventOverlap | None = None
+    async_with_compute_stream: bool = False
+    allocate_on_comm_stream: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what DeepEP refuses."""
+        if self.previous_event is not None and not self.allocate_on_comm_stream:
+            raise ValueError("previous_event needs allocate_on_comm_stream=True")
+
+    @contextmanager
+    def on_comm(self, comm: CommStream | None, inputs: Iterable[torch.Tensor | None]) -> Iterator[CommWork]:
+        """Put what is done inside on the communication stream; None: tensors are on a host, nothing is ordered."""
+        work = CommWork()
+        if comm is None:
+            yield work
+            return
+        current = comm.begin(_overlap(self.previous_event), inputs)
+        before = _overlap(self.previous_event_before_epilogue)
+        with torch.cuda.stream(comm.stream):
+            if before is not None:
+                before.current_stream_wait()
+            yield work
+        work.event = comm.end(current, work.outputs, async_finish=self.async_with_compute_stream)
+
+
+def _overlap(event: EventHandle | EventOverlap | None) -> EventOverlap | None:
+    return EventOverlap(event) if isinstance(event, EventHandle) else event

@@ -52,6 +52,13 @@ def experts_of_rank(num_experts: int, ranks: int) -> int:
     return num_experts // ranks
 
 
+def counts_of(recv_idx: torch.Tensor, own: int) -> torch.Tensor:
+    """Return how many rows each of `own` experts has, int64, from the experts of rows, -1 for none."""
+    places = torch.where(recv_idx >= 0, recv_idx, own).reshape(-1)
+    counts = torch.zeros(own + 1, dtype=torch.int64, device=recv_idx.device)
+    return counts.scatter_add_(0, places, torch.ones_like(places))[:own]
+
+
 def check_choices(tokens: int, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None) -> None:
     """Raise ValueError unless each of so many tokens has its choices, and weights as many as choices."""
     if topk_idx.dim() != 2 or len(topk_idx) != tokens:

@@ -16,7 +16,7 @@ import asyncfabric.integrations.deep_ep as face
 ROOT = Path(__file__).parents[3]
 CALLERS = """
 import deep_ep, torch
-from deep_ep import Buffer, Config, EventOverlap
+from deep_ep import Buffer, Config, ElasticBuffer, EPHandle, EventHandle as Handle, EventOverlap
 from deep_ep.utils import EventHandle, EventOverlap as Same
 from deep_ep.buffer import Buffer as TheSame
 assert Buffer is TheSame and Same is EventOverlap and deep_ep.topk_idx_t == torch.int64
@@ -27,6 +27,17 @@ with Buffer.capture() as event:
 config = Buffer.get_dispatch_config(16)
 assert config.get_nvl_buffer_size_hint(7168 * 2, 8) > 0 == Config(20).get_rdma_buffer_size_hint(7168 * 2, 8)
 assert Config(20, 6, 256, 6, 128).get_rdma_buffer_size_hint(7168 * 2, 16) > 0
+assert ElasticBuffer.__module__ == "asyncfabric.integrations.deep_ep.elastic" and Handle is EventHandle
+assert "topk_idx" in EPHandle.__annotations__ and isinstance(ElasticBuffer.capture(), EventHandle)
+calls, event = [], EventOverlap(ElasticBuffer.capture())
+event.register_hook_after_wait(lambda: calls.append(1))
+with event:
+    assert not calls
+event.current_stream_wait()
+assert calls == [1] and event.event is not None
+with event(release_handle=True):
+    assert event.event is not None
+assert event.event is None
 """
 
 

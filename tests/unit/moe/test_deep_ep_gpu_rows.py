@@ -6,10 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="DeepEP's tensors are torch's")
 
-from asyncfabric.integrations.deep_ep.gpu_dispatch import StreamOrder, _counts, _first, _prefixes  # noqa: E402
+from asyncfabric.integrations.deep_ep.gpu_dispatch import StreamOrder, _first, _prefixes  # noqa: E402
 from asyncfabric.integrations.deep_ep.gpu_low_latency import CallHalves, TokenCast  # noqa: E402
 from asyncfabric.integrations.deep_ep.gpu_room import _block_for  # noqa: E402
 from asyncfabric.integrations.deep_ep.gpu_rows import choices_in, packed_scales, words_of  # noqa: E402
+from asyncfabric.integrations.deep_ep.rows import counts_of  # noqa: E402
 
 
 def test_words_of_a_token_come_back_bit_for_bit() -> None:
@@ -42,7 +43,7 @@ def test_rows_are_counted_and_cut() -> None:
     rows = torch.arange(8, dtype=torch.float32).view(4, 2)
     assert _first(rows, 3).tolist() == rows[:3].tolist()
     assert _first(rows.to(torch.float8_e4m3fn), 6)[4:].float().tolist() == [[0, 0]] * 2
-    assert _counts(torch.tensor([[0, -1], [2, 2]]), 3).tolist() == [1, 0, 2]
+    assert counts_of(torch.tensor([[0, -1], [2, 2]]), 3).tolist() == [1, 0, 2]
     assert _prefixes(torch.tensor([0, 0, 1, -1]), torch.tensor([3]), 2, 1)[:, 1].tolist() == [2, 3]
 
 
