@@ -30,6 +30,12 @@ CASES: tuple[tuple[Any, ...], ...] = (
     ("left_alone",),
     ("worst",),
     ("streams",),
+    *(("elastic", top_k, kind, empty) for top_k, kind, empty in zip((1, 4, 10), KINDS, (-1, 1, 0), strict=True)),
+    ("elastic", 4, "fp8", -1),
+    ("elastic_once",),
+    ("elastic_streams",),
+    ("elastic_graph", False, STEPS),
+    ("elastic_graph", True, STEPS),
     ("right_steps", ()),
 )
 
