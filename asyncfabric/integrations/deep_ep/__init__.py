@@ -4,11 +4,12 @@
     buffer = deep_ep.Buffer(group, num_rdma_bytes=..., low_latency_mode=True)
 
 `install()` has `import deep_ep` find it in this process; `pythonpath()` is a folder that does so on PYTHONPATH. What is
-the same, different and refused: docs/guide/moe.md.
+the same, different and refused: docs/guide/moe.md. `training` has functions over a Buffer that torch differentiates.
 """
 
 import torch
 
+from asyncfabric.integrations.deep_ep import training
 from asyncfabric.integrations.deep_ep.buffer import Buffer, DispatchHandle
 from asyncfabric.integrations.deep_ep.elastic import ElasticBuffer
 from asyncfabric.integrations.deep_ep.elastic_handle import EPHandle
@@ -36,5 +37,6 @@ __all__ = [
     "install",
     "pythonpath",
     "topk_idx_t",
+    "training",
     "uninstall",
 ]

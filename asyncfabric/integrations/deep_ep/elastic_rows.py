@@ -61,7 +61,7 @@ class LayoutSettings:
         return -(-rows // self.alignment) * self.alignment
 
 
-class ReceivedRows(NamedTuple):
+class ElasticRows(NamedTuple):
     """What a dispatch returns of rows; on the stream that is current."""
 
     x: torch.Tensor
@@ -148,7 +148,7 @@ def returned_rows(
     *,
     expanded: bool,
     by_columns: bool,
-) -> ReceivedRows:
+) -> ElasticRows:
     """Return what a caller gets of rows that Buffer returned.
 
     Args:
@@ -175,7 +175,7 @@ def returned_rows(
     if scales is not None and scales_dtype is not None:
         scales = scales.contiguous().view(scales_dtype)
         scales = by_column(scales) if by_columns else scales
-    return ReceivedRows(rows, scales, idx, weights)
+    return ElasticRows(rows, scales, idx, weights)
 
 
 def _filled(rows: torch.Tensor, count: int, value: int) -> torch.Tensor:

@@ -24,6 +24,7 @@ def _main(pipe: Connection, rank: int, ranks: int, meeting: str, options: dict[s
     import slot_cases
     import torch
     import torch.distributed as dist
+    import training_cases
     from deep_ep_tokens import MOST_TOKENS, settle
 
     from asyncfabric import FabricConfig
@@ -35,14 +36,14 @@ def _main(pipe: Connection, rank: int, ranks: int, meeting: str, options: dict[s
     group = dist.new_group(list(range(ranks)))
     more = {"blocks": 32, "gpu_deadline_s": DEADLINE_S, "max_tokens_per_rank": MOST_TOKENS} | options
     buffer = deep_ep.Buffer(group, low_latency_mode=True, fabric_config=FabricConfig(rails=("local",)), **more)
-    rooms = slot_cases, dispatch_cases, elastic_cases
+    modules = slot_cases, dispatch_cases, elastic_cases, training_cases
     pipe.send("open")
     while True:
         name, *arguments = pipe.recv()
         if name == "leave":
             break
         try:
-            case = next(getattr(cases, name) for cases in rooms if hasattr(cases, name))
+            case = next(found for module in modules if (found := getattr(module, name, None)))
             pipe.send(case(buffer, *arguments) or "right")
         except Exception:
             pipe.send(traceback.format_exc())
@@ -76,7 +77,7 @@ class DeepEpRanks:
         self.ranks: list[DeepEpRank] = ranks
 
     def do(self, name: str, *arguments: Any) -> None:
-        """Run a case of slot_cases, dispatch_cases or elastic_cases on all ranks at once, and fail where one does."""
+        """Run a case of one of the modules of cases on all ranks at once, and fail where one does."""
         for rank in self.ranks:
             rank.pipe.send((name, *arguments))
         answers = [rank.receive() for rank in self.ranks]

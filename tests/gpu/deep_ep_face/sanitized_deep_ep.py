@@ -21,6 +21,7 @@ CASES = (
     ("normal", 4, "float32", -1),
     ("normal", 10, "fp8", 0),
     ("elastic", 4, "bfloat16", 1),
+    ("gradients", 4, "float32", -1, -1),
 )
 RANKS, DEADLINE_S = 2, 60.0
 

@@ -16,6 +16,7 @@ STEPS = int(os.environ.get("ASYNCFABRIC_MOE_STEPS", "100"))
 LONG = STEPS >= 1000
 LOST = 1
 KINDS = ("bfloat16", "float32", "fp8")
+TRAININGS = ((1, -1, -1), (2, 1, 0), (8, 0, -1))
 CASES: tuple[tuple[Any, ...], ...] = (
     *(("low", top_k, kind, empty, kind != "float32") for kind in KINDS for top_k, empty in ((1, -1), (4, 1), (10, 0))),
     ("low", 4, "fp8", 0, False),
@@ -36,6 +37,9 @@ CASES: tuple[tuple[Any, ...], ...] = (
     ("elastic_streams",),
     ("elastic_graph", False, STEPS),
     ("elastic_graph", True, STEPS),
+    *(("gradients", top_k, kind, empty, idle) for kind in KINDS[:2] for top_k, empty, idle in TRAININGS),
+    *(("gradients", 3, kind, -1, -1, True) for kind in KINDS[:2]),
+    ("losses", 200),
     ("right_steps", ()),
 )
 
