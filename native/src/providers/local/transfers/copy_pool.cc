@@ -14,7 +14,7 @@
 namespace asyncfabric::local {
 namespace {
 
-constexpr int kManyCores = 16;  // with fewer, a helper takes its core from somebody else
+constexpr int kManyCores = 16;    // with fewer, a helper takes its core from somebody else
 constexpr uint32_t kCopiers = 4;  // memory is the limit soon
 constexpr uint64_t kAlignedBytes = 4096;
 constexpr uint64_t kSpinNs =
@@ -29,9 +29,7 @@ CopyPool::~CopyPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-uint32_t CopyPool::size_for(int cores) {
-  return cores < kManyCores ? 1 : kCopiers;
-}
+uint32_t CopyPool::size_for(int cores) { return cores < kManyCores ? 1 : kCopiers; }
 
 uint32_t CopyPool::usual_size() {
   cpu_set_t cpus;
