@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from asyncfabric_services.bench.nixl.moving_worker import half_of
-
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
 LITTLE = ("--json", "--region", "4MiB", "--repeats", "1", "--count", "4")
@@ -66,12 +64,3 @@ def test_what_does_not_fit_together_is_refused(arguments: tuple[str, ...]) -> No
         run.returncode == 2
         and f"Invalid value for {'--namespaces' if '--namespaces' in arguments else '--rails'}" in run.stderr
     )
-
-
-@pytest.mark.parametrize("siblings", ["0,8", "0-1", "0", ""])
-def test_ends_keep_to_halves_that_share_no_core(siblings: str) -> None:
-    cores = list(range(16))
-    first, second = (half_of(cores, end, siblings) for end in (0, 1))
-    assert first.isdisjoint(second) and len(first) == len(second) == 8
-    pairs = [{n, n + 8} for n in range(8)] if siblings == "0,8" else [{n, n + 1} for n in range(0, 16, 2)]
-    assert all(pair <= first or pair <= second for pair in pairs)

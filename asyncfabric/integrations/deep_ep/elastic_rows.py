@@ -172,10 +172,21 @@ def returned_rows(
         idx, rows = handle.recv_topk_idx.clone(), _filled(rows, count, 0)
         scales = None if scales is None else _filled(scales, count, 0)
         weights = None if weights is None else _filled(weights, count, 0)
+        if handle.came is None and not handle.num_recv_tokens_per_expert_list:  # behind what came lie earlier rows
+            filled = handle.psum_num_recv_tokens_per_scaleup_rank[-1]
+            rows = _zeros_behind(rows, filled)
+            scales = None if scales is None else _zeros_behind(scales, filled)
     if scales is not None and scales_dtype is not None:
         scales = scales.contiguous().view(scales_dtype)
         scales = by_column(scales) if by_columns else scales
     return ElasticRows(rows, scales, idx, weights)
+
+
+def _zeros_behind(rows: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
+    """Return the first `filled` rows, a number on their device, and zeros behind them."""
+    wide = rows.view(torch.uint8) if rows.dtype.itemsize == 1 else rows
+    there = torch.arange(len(rows), device=rows.device) < filled
+    return torch.where(there[:, None], wide, 0).view(rows.dtype)
 
 
 def _filled(rows: torch.Tensor, count: int, value: int) -> torch.Tensor:

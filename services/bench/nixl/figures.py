@@ -105,9 +105,8 @@ class Workplace:
                 "memory": memory,
                 "length_bytes": length_bytes,
                 "spins": self.spins,
-                "end": end,
             }
-            for end, (memory, namespace) in enumerate(zip(self.memories, self.namespaces, strict=True))
+            for memory, namespace in zip(self.memories, self.namespaces, strict=True)
         ]
 
     def between(self, namespaces: tuple[str, str], card: str) -> Workplace:

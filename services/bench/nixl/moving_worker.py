@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +22,6 @@ Operation = Literal["WRITE", "READ"]
 Lists = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
 PATIENCE_S = 60.0
-CORES_TO_SHARE_OUT = 8
 
 
 class MovingWorker(BenchWorker):
@@ -124,10 +122,9 @@ class MovingWorker(BenchWorker):
     def place(self, place: dict[str, Any]) -> list[str]:
         """Enter the namespace, make the memory, and return the rails; before anything opens a NIC or a GPU.
 
-        A place has `rails`, `namespace`, `memory`, `length_bytes`, `spins` and `end`; "last" in them is the last GPU.
+        A place has `rails`, `namespace`, `memory`, `length_bytes` and `spins`; "last" in them is the last GPU.
         """
         self._spins = place["spins"]
-        take_own_cores(place["end"])
         if place["namespace"] is not None:
             enter_namespace(place["namespace"])
         last = 0
@@ -201,26 +198,6 @@ class MovingWorker(BenchWorker):
         """Give the memory back."""
         await super().aclose()
         self._tensor = None
-
-
-def take_own_cores(end: int) -> None:
-    """Keep to half of the cores, where there are many: two programs that poll are slow on two threads of one core."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= CORES_TO_SHARE_OUT:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cores[0]}/topology/thread_siblings_list")
-        os.sched_setaffinity(0, half_of(cores, end, siblings.read_text() if siblings.exists() else ""))
-
-
-def half_of(cores: list[int], end: int, siblings: str) -> set[int]:
-    """Return the half of an end, 0 or 1, with both threads of each core; `siblings` are those of the first one.
-
-    They have neighbouring numbers, or lie half of all numbers apart.
-    """
-    quarter = len(cores) // 4
-    first, second, third, fourth = (set(cores[at * quarter : (at + 1) * quarter]) for at in range(4))
-    if siblings.strip() == f"{cores[0]},{cores[len(cores) // 2]}":
-        return second | fourth if end else first | third
-    return third | fourth if end else first | second
 
 
 def rails_in_environment(rails: list[str], ours: bool) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="DeepEP's tensors are torch's")
 
+from asyncfabric.integrations.deep_ep.elastic_handle import EPHandle  # noqa: E402
+from asyncfabric.integrations.deep_ep.elastic_rows import returned_rows  # noqa: E402
 from asyncfabric.integrations.deep_ep.gpu_dispatch import StreamOrder, _first, _prefixes  # noqa: E402
 from asyncfabric.integrations.deep_ep.gpu_low_latency import CallHalves, TokenCast  # noqa: E402
 from asyncfabric.integrations.deep_ep.gpu_room import _block_for  # noqa: E402
@@ -68,3 +72,34 @@ def test_arguments_that_exclude_each_other_are_refused() -> None:
     ]:
         with pytest.raises(error, match=text):
             cast.check(given)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn])
+def test_behind_the_rows_that_came_are_zeros_and_not_rows_of_an_earlier_step(kind: torch.dtype) -> None:
+    came, worst = 3, 8
+    nothing: Any = None
+    numbers = torch.zeros(2, dtype=torch.int32)
+    handle = EPHandle(
+        do_expand=False,
+        num_experts=4,
+        expert_alignment=1,
+        num_max_tokens_per_rank=4,
+        num_sms=0,
+        topk_idx=torch.zeros(4, 2, dtype=torch.int64),
+        num_recv_tokens=worst,
+        num_expanded_tokens=worst,
+        num_recv_tokens_per_expert_list=[],
+        psum_num_recv_tokens_per_scaleup_rank=torch.tensor([1, came], dtype=torch.int32),
+        psum_num_recv_tokens_per_expert=numbers,
+        num_unaligned_recv_tokens_per_expert=numbers,
+        recv_src_metadata=torch.zeros(worst, 4, dtype=torch.int32),
+        step=nothing,
+        recv_topk_idx=torch.zeros(worst, 2, dtype=torch.int64),
+        slots=None,
+        came=None,
+    )
+    rows, scales = torch.full((worst, 16), 7.0).to(kind), torch.full((worst, 4), 5.0)
+    found = returned_rows((rows, scales), None, torch.float32, handle, expanded=False, by_columns=False)
+    assert found.scales is not None
+    for whole, given in ((found.x.float(), rows.float()), (found.scales, scales)):
+        assert torch.equal(whole[:came], given[:came]) and not whole[came:].any()
