@@ -59,7 +59,9 @@ class MessageStream:
             return []  # programs that poll mostly see this: no lock was taken for it
         with dispatcher.lock:
             self._takes += 1
-            if not self._takes & _DRAIN_EVERY:  # each take leaves one completion, which announced the messages
+            # The completion that announced them is left behind, but for those who look whether a transfer has ended:
+            # with something to drain they bring nothing on.
+            if dispatcher.parked or not self._takes & _DRAIN_EVERY:
                 dispatcher.drain()
             return self._stream._named(received)
 
