@@ -185,7 +185,7 @@ def returned_rows(
 def _zeros_behind(rows: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
     """Return the first `filled` rows, a number on their device, and zeros behind them."""
     wide = rows.view(torch.uint8) if rows.dtype.itemsize == 1 else rows
-    there = torch.arange(len(rows), device=rows.device) < filled
+    there = torch.arange(len(rows), dtype=torch.int64, device=rows.device) < filled
     return torch.where(there[:, None], wide, 0).view(rows.dtype)
 
 
