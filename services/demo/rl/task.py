@@ -39,8 +39,13 @@ def rewards(tokens: Tensor) -> Tensor:
     return (tokens[:, PROMPT_TOKENS:] < REWARDED).float().mean(dim=1)
 
 
-def advantages(reward: Tensor) -> Tensor:
-    """Return by how much each answer is better than the others of its group, in deviations of the group (GRPO)."""
-    grouped = reward.view(GROUPS, EACH)
+def advantages(reward: Tensor, each: int = EACH) -> Tensor:
+    """Return by how much each answer is better than the others of its group, in deviations of the group (GRPO).
+
+    Args:
+        reward: of all answers, group by group.
+        each: answers of a group.
+    """
+    grouped = reward.view(-1, each)
     centred = grouped - grouped.mean(dim=1, keepdim=True)
     return (centred / (grouped.std(dim=1, keepdim=True) + 1e-4)).flatten()

@@ -33,10 +33,10 @@ def sharded_model() -> Any:
     return fully_shard(model)
 
 
-def loss_of(model: Any, tokens: Tensor, advantage: Tensor) -> Tensor:
+def loss_of(model: Any, tokens: Tensor, advantage: Tensor, prompt_tokens: int = PROMPT_TOKENS) -> Tensor:
     """Return the loss of a policy gradient: answers that were better than others of their group become likelier."""
-    logits = model(input_ids=tokens).logits[:, PROMPT_TOKENS - 1 : -1]
-    chosen = torch.log_softmax(logits, dim=-1).gather(2, tokens[:, PROMPT_TOKENS:, None])[..., 0]
+    logits = model(input_ids=tokens).logits[:, prompt_tokens - 1 : -1]
+    chosen = torch.log_softmax(logits, dim=-1).gather(2, tokens[:, prompt_tokens:, None])[..., 0]
     return -(advantage[:, None] * chosen).mean()
 
 

@@ -25,9 +25,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from vllm_learning_engine import GROUPS, PROMPT_TOKENS, VOCABULARY, answer_calls
+from vllm_learning_engine import EACH, PROMPT_TOKENS, VOCABULARY, answer_calls
 from vllm_weights import RemoteEngine, free_port
 from vllm_weights_engine import prepare
+
+from asyncfabric_services.demo.rl.task import advantages
+from asyncfabric_services.demo.rl.trainer import loss_of
 
 STEPS_OF_VERSION, LEARNING_RATE = 2, 3e-4
 REWARDED = VOCABULARY // 4
@@ -105,20 +108,6 @@ def whole_state(model: Any, ranks: int) -> dict[str, Tensor]:
     return found
 
 
-def loss_of(model: Any, tokens: Tensor, advantage: Tensor) -> Tensor:
-    """Return the loss of a policy gradient: answers that were better than others of their group become likelier."""
-    logits = model(input_ids=tokens).logits[:, PROMPT_TOKENS - 1 : -1]
-    chosen = torch.log_softmax(logits.float(), dim=-1).gather(2, tokens[:, PROMPT_TOKENS:, None])[..., 0]
-    return -(advantage[:, None] * chosen).mean()
-
-
-def advantages(reward: Tensor) -> Tensor:
-    """Return by how much each answer is better than the others of its group, in deviations of the group (GRPO)."""
-    grouped = reward.view(GROUPS, -1)
-    centred = grouped - grouped.mean(dim=1, keepdim=True)
-    return (centred / (grouped.std(dim=1, keepdim=True) + 1e-4)).flatten()
-
-
 def train(rank: int, options: argparse.Namespace, port: int, folder: Path) -> None:
     """Be one rank; rank 0 calls the engine, shows the curve, compares, and writes what came of it into the folder."""
     prepare()
@@ -168,8 +157,8 @@ def train(rank: int, options: argparse.Namespace, port: int, folder: Path) -> No
             tokens = given[0]
             reward = (tokens[:, PROMPT_TOKENS:] < REWARDED).float().mean(dim=1)
             means.append(float(reward.mean()))
-            mine, advantage = (one.chunk(ranks)[rank].cuda() for one in (tokens, advantages(reward)))
-            loss: Any = loss_of(model, mine, advantage)
+            mine, advantage = (one.chunk(ranks)[rank].cuda() for one in (tokens, advantages(reward, EACH)))
+            loss: Any = loss_of(model, mine, advantage, PROMPT_TOKENS)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
