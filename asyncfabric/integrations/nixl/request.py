@@ -135,8 +135,9 @@ class Request:
             fabric, exchange = self._core.fabric, self._core.exchange
             transfers = self._transfers
             slots = exchange.slots_for(self._remote, self._note) if self._note and self._early else None
+            size = self.total_bytes if slots is not None else 0
             slot = imm = None
-            if slots is not None and self.total_bytes > slots.at_once_bytes:
+            if slots is not None and size > slots.at_once_bytes:
                 slot = slots.take()
             if slot is not None:
                 imm = slot.imm
@@ -158,7 +159,7 @@ class Request:
                 self._note_due = not exchange.send_early(self._remote, slot, self._note)  # together with the bytes
             done = self._advance()
             if slots is not None:
-                slots.learn(self.total_bytes, at_once=done)
+                slots.learn(size, at_once=done)
         if not done and (self._note_due or self._slots):
             self._core.watch_note(self)
         return done

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from deep_ep_ranks import drawn_tokens
 
 from asyncfabric.integrations.deep_ep import EPHandle
 from asyncfabric.moe.fp8 import from_fp8, to_fp8
@@ -16,12 +17,7 @@ OWN, ROOM = EXPERTS // RANKS, 32
 
 def tokens_of(rank: int, seed: int = 0) -> tuple[Any, Any, Any]:
     """Tokens of a rank, their experts and weights; rank 2 has none, some choices are masked."""
-    draws = torch.Generator().manual_seed(100 * seed + rank)
-    count = 0 if rank == 2 else 5 + 3 * rank
-    x = torch.randn(count, HIDDEN, generator=draws, dtype=torch.float32).bfloat16()
-    idx = torch.rand(count, EXPERTS, generator=draws, dtype=torch.float32).topk(TOP_K, dim=1)[1]
-    idx[torch.rand(count, TOP_K, generator=draws, dtype=torch.float32) < 0.15] = -1
-    return x, idx, torch.rand(count, TOP_K, generator=draws, dtype=torch.float32)
+    return drawn_tokens(rank, seed, 0 if rank == 2 else 5 + 3 * rank, HIDDEN, EXPERTS, TOP_K)
 
 
 def in_rank(idx: Any, rank: int) -> Any:

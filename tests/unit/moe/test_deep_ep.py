@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="DeepEP's tensors are torch's")
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
-sys.path.append(str(Path(__file__).parents[2] / "property"))
-from thread_comm import ThreadComm  # noqa: E402
+from deep_ep_ranks import PATIENCE_S, Run, drawn_tokens, ranks_of  # noqa: E402
 
 from asyncfabric.integrations import deep_ep  # noqa: E402
 from asyncfabric.moe import MissingRankError  # noqa: E402
@@ -24,54 +20,24 @@ from asyncfabric.moe.fp8 import from_fp8, to_fp8  # noqa: E402
 pytestmark = pytest.mark.slow
 RANKS, EXPERTS, TOP_K, HIDDEN, MOST = 4, 12, 3, 256, 10
 OWN = EXPERTS // RANKS
-PATIENCE_S = 60.0
 SOON_S = 1.5
 """A deadline that is meant to pass; what is asserted is who is named, not when."""
 
 
-Run = Callable[[Callable[[deep_ep.Buffer], Any]], list[Any]]
-
-
-@pytest.fixture(params=["float32", "bfloat16"])
-def default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Set the default dtype of the program, as vLLM and Megatron do."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, request.param))
-    yield
-    torch.set_default_dtype(before)
+def opened(comm: Any) -> deep_ep.Buffer:
+    return deep_ep.Buffer(None, comm=comm, max_tokens_per_rank=32, patience_s=PATIENCE_S)
 
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """Run a function on all ranks at once, with buffers that are opened first and destroyed at the end."""
-    values, barrier = [None] * RANKS, threading.Barrier(RANKS)
-    buffers: list[deep_ep.Buffer] = []
-    with ThreadPoolExecutor(RANKS) as pool:
-
-        def opened(rank: int) -> deep_ep.Buffer:
-            comm = ThreadComm(rank, values, barrier, PATIENCE_S)
-            return deep_ep.Buffer(None, comm=comm, max_tokens_per_rank=32, patience_s=PATIENCE_S)
-
-        def on_all(body: Callable[[deep_ep.Buffer], Any]) -> list[Any]:
-            if not buffers:
-                buffers.extend(pool.map(opened, range(RANKS)))
-            return list(pool.map(body, buffers))
-
-        try:
-            yield on_all
-        finally:
-            for _ in pool.map(lambda buffer: buffer.destroy(), buffers):
-                pass
+    """Run a function on all ranks at once."""
+    with ranks_of(RANKS, opened) as run:
+        yield run
 
 
 def tokens_of(rank: int, seed: int = 0) -> tuple[Any, Any, Any]:
     """Tokens of a rank, their experts and weights; rank 2 has none, some choices are masked."""
-    draws = torch.Generator().manual_seed(100 * seed + rank)
-    count = 0 if rank == 2 else 4 + 2 * rank
-    x = torch.randn(count, HIDDEN, generator=draws, dtype=torch.float32).bfloat16()
-    idx = torch.rand(count, EXPERTS, generator=draws, dtype=torch.float32).topk(TOP_K, dim=1)[1]
-    idx[torch.rand(count, TOP_K, generator=draws, dtype=torch.float32) < 0.15] = -1
-    return x, idx, torch.rand(count, TOP_K, generator=draws, dtype=torch.float32)
+    return drawn_tokens(rank, seed, 0 if rank == 2 else 4 + 2 * rank, HIDDEN, EXPERTS, TOP_K)
 
 
 def arrived_at(rank: int, seed: int = 0) -> list[tuple[int, int]]:

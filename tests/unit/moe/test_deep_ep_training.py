@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,48 +14,22 @@ import pytest
 torch = pytest.importorskip("torch", reason="gradients are torch's")
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
-sys.path.append(str(Path(__file__).parents[2] / "property"))
 sys.path.append(str(Path(__file__).parents[2] / "gpu" / "deep_ep_face"))
 import training_cases  # noqa: E402
-from thread_comm import ThreadComm  # noqa: E402
+from deep_ep_ranks import PATIENCE_S, ranks_of  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from asyncfabric import FabricConfig  # noqa: E402
 from asyncfabric.integrations import deep_ep  # noqa: E402
 from asyncfabric.integrations.deep_ep import training  # noqa: E402
-from asyncfabric.moe import MissingRankError  # noqa: E402
 
 pytestmark = pytest.mark.slow
-PATIENCE_S = 60.0
 EXPERTS, HIDDEN = training_cases.EXPERTS, training_cases.HIDDEN
-Run = Callable[[Callable[[deep_ep.Buffer], Any]], list[Any]]
 
 
-@contextmanager
-def ranks_of(count: int) -> Iterator[Run]:
-    """Open so many Buffers, and run functions on all at once."""
-    values, barrier = [None] * count, threading.Barrier(count)
-    buffers: list[deep_ep.Buffer] = []
-
-    def opened(rank: int) -> deep_ep.Buffer:
-        comm, config = ThreadComm(rank, values, barrier, PATIENCE_S), FabricConfig(rails=("local",))
-        return deep_ep.Buffer(None, comm=comm, max_tokens_per_rank=32, patience_s=PATIENCE_S, fabric_config=config)
-
-    def on_all(body: Callable[[deep_ep.Buffer], Any]) -> list[Any]:
-        running = [pool.submit(body, buffer) for buffer in buffers]
-        failed = [error for each in running if (error := each.exception()) is not None]
-        failed.sort(key=lambda error: isinstance(error, MissingRankError))  # others miss the rank that failed
-        for error in failed:
-            raise error
-        return [each.result() for each in running]
-
-    with ThreadPoolExecutor(count) as pool:
-        buffers.extend(pool.map(opened, range(count)))
-        try:
-            yield on_all
-        finally:
-            for _ in pool.map(lambda buffer: buffer.destroy(), buffers):
-                pass
+def opened(comm: Any) -> deep_ep.Buffer:
+    config = FabricConfig(rails=("local",))
+    return deep_ep.Buffer(None, comm=comm, max_tokens_per_rank=32, patience_s=PATIENCE_S, fabric_config=config)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +37,7 @@ def ranks_of(count: int) -> Iterator[Run]:
 )
 def test_gradients_are_those_of_dense_experts(ranks: int, dtype: str) -> None:
     """With -1 choices, a rank without tokens, and one whose experts get none and are not in its graph."""
-    with ranks_of(ranks) as run:
+    with ranks_of(ranks, opened) as run:
         for top_k in range(1, 9):
             empty, idle = top_k % (ranks + 1) - 1, 0 if top_k in (2, 5) else -1
             run(
@@ -76,7 +48,7 @@ def test_gradients_are_those_of_dense_experts(ranks: int, dtype: str) -> None:
 
 
 def test_losses_of_200_steps_are_those_of_the_unsharded_model() -> None:
-    with ranks_of(3) as run:
+    with ranks_of(3, opened) as run:
         run(lambda buffer: training_cases.losses(buffer, 200, device="cpu"))
 
 
@@ -118,7 +90,7 @@ def test_layers_follow_each_other_and_are_computed_again_by_a_checkpoint() -> No
         y.square().mean().backward()
         return [y.detach(), x.grad, weights.grad, scale.grad]
 
-    with ranks_of(2) as run:
+    with ranks_of(2, opened) as run:
         found = run(lambda buffer: body(buffer, False))
         again = run(lambda buffer: body(buffer, True))
     for rank, (_, x, _, scale) in enumerate(found):
@@ -150,7 +122,7 @@ def test_without_gradients_nothing_goes_back() -> None:
             step(buffer, x.detach(), idx.int(), weights, scale).sum().backward()
         assert scale.grad is not None and scale.grad.abs().min() > 0
 
-    with ranks_of(2) as run:
+    with ranks_of(2, opened) as run:
         run(body)
 
 
@@ -175,7 +147,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_sent() -> None:
         y = training.combine(buffer, rows, handle)
         assert y.shape == x.shape, "the refused calls left nothing behind"
 
-    with ranks_of(2) as run:
+    with ranks_of(2, opened) as run:
         run(body)
 
 
@@ -200,5 +172,5 @@ def test_a_graph_from_before_an_exclusion_has_no_backward_pass() -> None:
         right = (weights * here).sum(1, keepdim=True).expand_as(x)
         assert (x.grad - right).abs().max() <= 1e-5
 
-    with ranks_of(3) as run:
+    with ranks_of(3, opened) as run:
         run(body)

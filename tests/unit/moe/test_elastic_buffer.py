@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="DeepEP's tensors are torch's")
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
-sys.path.append(str(Path(__file__).parents[2] / "property"))
+from deep_ep_ranks import PATIENCE_S, Run, ranks_of  # noqa: E402
 from elastic_reference import (  # noqa: E402
     EXPERTS,
     HIDDEN,
@@ -33,50 +30,25 @@ from elastic_reference import (  # noqa: E402
     same,
     tokens_of,
 )
-from thread_comm import ThreadComm  # noqa: E402
 
 from asyncfabric.integrations import deep_ep  # noqa: E402
 from asyncfabric.moe.fp8 import from_fp8  # noqa: E402
 
 pytestmark = pytest.mark.slow
-PATIENCE_S = 60.0
 SOON_S = 0.3
 """A time that is meant to pass."""
 
-Run = Callable[..., list[Any]]
 
-
-@pytest.fixture(params=["float32", "bfloat16"])
-def default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Set the default dtype of the program, as vLLM and Megatron do."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, request.param))
-    yield
-    torch.set_default_dtype(before)
+def opened(comm: Any, **settings: Any) -> deep_ep.ElasticBuffer:
+    sizes = {"num_max_tokens_per_rank": ROOM, "hidden": HIDDEN, "num_topk": TOP_K}
+    return deep_ep.ElasticBuffer(None, comm=comm, num_cpu_timeout_secs=PATIENCE_S, **sizes | settings)
 
 
 @pytest.fixture
 def run() -> Iterator[Run]:
     """Run a function on all ranks at once, with buffers that are opened with the settings of the first call."""
-    values, barrier = [None] * RANKS, threading.Barrier(RANKS)
-    buffers: list[deep_ep.ElasticBuffer] = []
-    with ThreadPoolExecutor(RANKS) as pool:
-
-        def on_all(body: Callable[[deep_ep.ElasticBuffer], Any], **settings: Any) -> list[Any]:
-            def opened(rank: int) -> deep_ep.ElasticBuffer:
-                comm = ThreadComm(rank, values, barrier, PATIENCE_S)
-                sizes = {"num_max_tokens_per_rank": ROOM, "hidden": HIDDEN, "num_topk": TOP_K}
-                return deep_ep.ElasticBuffer(None, comm=comm, num_cpu_timeout_secs=PATIENCE_S, **sizes | settings)
-
-            if not buffers:
-                buffers.extend(pool.map(opened, range(RANKS)))
-            return list(pool.map(body, buffers))
-
-        try:
-            yield on_all
-        finally:
-            for _ in pool.map(lambda buffer: buffer.destroy(), buffers):
-                pass
+    with ranks_of(RANKS, opened) as run:
+        yield run
 
 
 @pytest.mark.parametrize("weighted", [True, False], ids=["weights", "rows"])
