@@ -71,13 +71,13 @@ class GpuRoom:
         config = self._config(num_experts, top_k, hidden, max_tokens, dtype, _block_for(hidden, words))
         if config not in self._lines:
             _check_capture(config)
-            one_host = len(set(self.hosts())) == 1
+            device, one_host = self.device, len(set(self.hosts())) == 1
             moe: CudaMoeExchange = self.room.entered(
                 lambda fabric, group: open_moe_cuda(
                     fabric,
                     group,
                     config,
-                    device=self.device,
+                    device=device,
                     hosts=self.hosts(),
                     blocks=self._blocks,
                     deadline_s=self._deadline_s,
@@ -105,9 +105,10 @@ class GpuRoom:
                     f"low-latency calls on GPU tensors need all ranks on one host, these are on {set(self.hosts())};"
                     " dispatch and combine reach other hosts"
                 )
+            device = self.device  # of this thread: the portal's has another one
             moe = self.room.entered(
                 lambda fabric, group: open_moe_slots(
-                    fabric, group, config, device=self.device, blocks=self._blocks, deadline_s=self._deadline_s
+                    fabric, group, config, device=device, blocks=self._blocks, deadline_s=self._deadline_s
                 )
             )
             self._meet()
