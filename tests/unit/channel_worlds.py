@@ -1,12 +1,13 @@
 """Worlds of channels: the same members over each carrier, in one process. A node is a task that ends when it is killed.
 
-Links go over ipc sockets, stores over one HashStore, fabrics over the local provider.
+Links go over ipc sockets, stores over one HashStore, fabrics over the local provider. Those of "store+fabric"
+have so little room that parts of long messages go through the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +131,18 @@ class LinkWorld(World):
 
 
 class StoreWorld(World):
-    """One store for all nodes."""
+    """One store for all nodes, and perhaps a fabric for each."""
 
     store: Any
+    fabrics: af.FabricConfig | None = None
 
     @asynccontextmanager
     async def node(self, name: str) -> AsyncIterator[Channel]:
         channels = StoreChannels(self.store, CODEC, window=self.window, deadline_s=SILENCE_S)
-        async with trio.open_nursery() as nursery:
+        async with AsyncExitStack() as stack:
+            if self.fabrics is not None:
+                channels.use_fabric(await stack.enter_async_context(af.open_fabric(self.fabrics)))
+            nursery = await stack.enter_async_context(trio.open_nursery())
             channel = await channels.open(name)
             nursery.start_soon(channels.run)
             yield channel
@@ -170,7 +175,7 @@ class FabricWorld(World):
             nursery.cancel_scope.cancel()
 
 
-KINDS = ("local", "link", "store", "fabric")
+KINDS = ("local", "link", "store", "store+fabric", "fabric")
 
 
 @asynccontextmanager
@@ -184,10 +189,12 @@ async def _world(kind: str, window: int, folder: Path) -> AsyncIterator[World]:
                 links.folder, links.directory = folder, link.address
                 yield links
                 nursery.cancel_scope.cancel()
-        elif kind == "store":
+        elif kind.startswith("store"):
             distributed = pytest.importorskip("torch.distributed", reason="stores need torch")
             stores = StoreWorld(window, nursery)
             stores.store = distributed.HashStore()
+            if kind == "store+fabric":
+                stores.fabrics = af.FabricConfig(rails=("local",), max_ops=8)
             yield stores
             nursery.cancel_scope.cancel()
         else:

@@ -9,7 +9,8 @@ from asyncfabric.control.channels.fabric_sessions import MessageFabric
 from asyncfabric.control.channels.link import LinkChannels
 from asyncfabric.control.channels.local import LocalChannels
 from asyncfabric.control.channels.member import Carrier, MemberChannel
-from asyncfabric.control.channels.store import KeyStore, StoreChannels, connected_apart
+from asyncfabric.control.channels.store import StoreChannels
+from asyncfabric.control.channels.store_calls import KeyStore, connected_apart
 
 __all__ = [
     "Carrier",

@@ -1,4 +1,4 @@
-"""The pieces in which FabricChannels carries messages, and the streams that put them in order.
+"""The pieces in which FabricChannels and StoreChannels carry messages, and the streams that put them in order.
 
 Pure values and rules, event loop's thread.
 """
@@ -23,7 +23,8 @@ class MessagePiece(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         source, to: members.
-        kind: 0 and 1 part and last part of a message, 2 the source has ended, 3 the source received `number` messages.
+        kind: 0 and 1 part and last part of a message, 2 the source has ended, 3 the source received `number` messages,
+            4 the process that sends it has found the recipient.
         number: of the part in what the source ever sent to the recipient.
         data: of the message.
     """
@@ -35,7 +36,7 @@ class MessagePiece(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-PART, LAST, END, TAKEN = range(4)
+PART, LAST, END, TAKEN, KNOWN = range(5)
 decode_piece: Callable[[bytes], MessagePiece] = msgspec.msgpack.Decoder(MessagePiece).decode
 encode_piece: Callable[[MessagePiece], bytes] = msgspec.msgpack.Encoder().encode
 

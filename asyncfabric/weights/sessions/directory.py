@@ -14,7 +14,8 @@ from typing import cast
 
 from asyncfabric.control import DirectoryClient, LinkKeys, open_link
 from asyncfabric.control.address import LinkAddress
-from asyncfabric.control.channels.store import DEADLINE_S, KeyStore
+from asyncfabric.control.channels.store import DEADLINE_S
+from asyncfabric.control.channels.store_calls import KeyStore
 from asyncfabric.control.messages import checked_name
 from asyncfabric.errors import BrokenError
 from asyncfabric.weights.sessions.join import Join, StoreJoin

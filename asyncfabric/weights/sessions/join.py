@@ -14,10 +14,12 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from asyncfabric import Fabric
 from asyncfabric._groups import beside
 from asyncfabric._notice import Notice
 from asyncfabric.control import LocalChannels, StoreChannels
-from asyncfabric.control.channels.store import DEADLINE_S, KeyStore, connected_apart
+from asyncfabric.control.channels.store import DEADLINE_S
+from asyncfabric.control.channels.store_calls import KeyStore, connected_apart
 from asyncfabric.errors import BrokenError
 from asyncfabric.weights.channel import WEIGHT_CODEC, WeightChannel
 from asyncfabric.weights.messages import WeightMessage
@@ -210,8 +212,16 @@ class AttendedJoin:
         self._begun = begun
         self._deadline_s = deadline_s
         self._members = begun()
+        self._fabric: Fabric | None = None
         self._open: dict[str, RenewedChannel] = {}
+        self._wanted = anyio.Event()  # a channel was opened
         self._turn = anyio.Lock()  # a channel is opened, or all begin anew
+
+    def use_fabric(self, fabric: Fabric) -> None:
+        """Send messages over a fabric where its peers reach each other; before the first channel is opened."""
+        if self._fabric is None:
+            self._fabric = fabric
+            self._members.use_fabric(fabric)
 
     async def put(self, key: str, value: bytes) -> None:
         """Write a value.
@@ -242,6 +252,7 @@ class AttendedJoin:
         """
         async with self._turn:
             channel = self._open[name] = RenewedChannel(await self._members.open(name))
+            self._wanted.set()
         try:
             yield channel
         finally:
@@ -251,10 +262,11 @@ class AttendedJoin:
                     await channel.aclose()
 
     async def run(self) -> None:
-        """Receive for all channels, and give signs of life, until there is no store.
+        """Receive for all channels, once there is one, and give signs of life, until there is no store.
 
         Cancellation: the channels end.
         """
+        await self._wanted.wait()
         try:
             while True:
                 try:
@@ -263,6 +275,8 @@ class AttendedJoin:
                     logger.warning("%s begin anew in their meeting: %s", ", ".join(self._open), error)
                 async with self._turn:
                     members = self._begun()
+                    if self._fabric is not None:
+                        members.use_fabric(self._fabric)
                     for name, channel in self._open.items():
                         channel.renew(await members.open(name))
                     self._members = members
@@ -271,3 +285,12 @@ class AttendedJoin:
         finally:
             for channel in self._open.values():
                 channel.end()
+
+
+def use_fabric(join: Join, fabric: Fabric) -> None:
+    """Have the channels of a meeting over a store send their messages over a fabric, whose messages nobody else reads.
+
+    A store takes milliseconds for a message.
+    """
+    if isinstance(join, AttendedJoin):
+        join.use_fabric(fabric)

@@ -87,13 +87,15 @@ class Layouts:
     async def _serve(self, layout: int, plan: Plan) -> None:
         async with AsyncExitStack() as stack:
             if self.rank == 0:
-                channel = await stack.enter_async_context(open_scoped(self._join, layout, COORDINATOR))
+                channel = await stack.enter_async_context(open_scoped(self._join, self._fabric, layout, COORDINATOR))
                 log = self._log.with_name(f"{self._log.name}.{plan.digest[:12]}") if self._log else None
                 coordinator = await stack.enter_async_context(open_coordinator(channel, plan, log))
                 self._tasks.start_soon(_decide, coordinator)
                 self._tasks.start_soon(_refuse_deserted, coordinator)
                 self.coordinators[layout] = coordinator
-            mine = await stack.enter_async_context(open_scoped(self._join, layout, trainer_name(self.rank)))
+            mine = await stack.enter_async_context(
+                open_scoped(self._join, self._fabric, layout, trainer_name(self.rank))
+            )
             self.publishers[layout] = await stack.enter_async_context(
                 open_publisher(self._fabric, mine, plan, self.rank, self._shards)
             )

@@ -177,7 +177,7 @@ async def open_receiver(
         own.check(filled)
         async with (
             open_fabric(config) as fabric,
-            open_scoped(met, layout, receiver_name(name, rank)) as channel,
+            open_scoped(met, fabric, layout, receiver_name(name, rank)) as channel,
             open_replica(fabric, channel, plan, name, rank, device=device) as replica,
             locked_for(reader, replica.memories),
         ):

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from asyncfabric import Fabric
 from asyncfabric.control import PeerFound, PeerLost
 from asyncfabric.weights.channel import WeightChannel
 from asyncfabric.weights.messages import WeightMessage
-from asyncfabric.weights.sessions.join import Join
+from asyncfabric.weights.sessions.join import Join, use_fabric
 
 Received = tuple[str, WeightMessage | PeerFound | PeerLost]
 
@@ -61,11 +62,12 @@ class ScopedChannel:
 
 
 @asynccontextmanager
-async def open_scoped(join: Join, layout: int, name: str) -> AsyncIterator[ScopedChannel]:
-    """Open the channel of a participant of a layout, which leaves with the block.
+async def open_scoped(join: Join, fabric: Fabric, layout: int, name: str) -> AsyncIterator[ScopedChannel]:
+    """Open the channel of a participant of a layout, which leaves with the block; its process has one fabric for all.
 
     Cancellation: the others lose it.
     """
     scope = f"layout-{layout}/"
+    use_fabric(join, fabric)
     async with join.open_channel(scope + name) as whole:
         yield ScopedChannel(whole, scope)

@@ -1,4 +1,4 @@
-"""Channels between real processes, over links and over a TCPStore: order, kill -9, a member that comes back."""
+"""Channels between processes, over links and over a TCPStore (with fabrics, too): order, kill -9, who comes back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from processes import Process
 
 Start = Callable[[str], Process]
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("kind", ["link", "store"])]
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("kind", ["link", "store", "store+fabric"])]
 WINDOW = 8
 LONG = 3_000_000  # bytes: several parts, so that a kill also cuts a message
 
@@ -20,9 +20,9 @@ LONG = 3_000_000  # bytes: several parts, so that a kill also cuts a message
 @pytest.fixture
 def start(kind: str, tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts a member; the first one holds the directory or the store."""
-    if kind == "store":
+    if kind != "link":
         pytest.importorskip("torch.distributed", reason="stores need torch")
-    place: Any = 0 if kind == "store" else ""
+    place: Any = "" if kind == "link" else 0
     with ExitStack() as stack:
 
         def start(name: str) -> Process:

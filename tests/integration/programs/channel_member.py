@@ -1,4 +1,4 @@
-"""One member of channels over links or over a TCPStore. Commands as JSON lines, one JSON line for each."""
+"""One member of channels over links, or over a TCPStore and perhaps fabrics. Commands and answers are JSON lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import json
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 import trio
 from json_lines import answer, lines
 
+from asyncfabric import FabricConfig, open_fabric
 from asyncfabric.control import (
     Codec,
     DirectoryClient,
@@ -59,12 +60,15 @@ async def serve(link: Any, *, task_status: Any) -> None:
 
 @asynccontextmanager
 async def store_member(first: dict[str, Any]) -> AsyncIterator[tuple[Channel, Any]]:
-    """Join over a TCPStore; who is given no port holds it."""
+    """Join over a TCPStore; who is given no port holds it. The kind "store+fabric" has messages go over fabrics."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", first["place"], is_master=not first["place"], wait_for_workers=False)
     channels = StoreChannels(store, CODEC, window=first["window"], deadline_s=3.0)
-    async with trio.open_nursery() as nursery:
+    async with AsyncExitStack() as stack:
+        if first["kind"] == "store+fabric":
+            channels.use_fabric(await stack.enter_async_context(open_fabric(FabricConfig(rails=("local",)))))
+        nursery = await stack.enter_async_context(trio.open_nursery())
         channel = await channels.open(first["name"])
         nursery.start_soon(channels.run)
         yield channel, store.port

@@ -1,9 +1,11 @@
-"""A channel over a store leaves no thread inside the store behind, unless the store does not answer."""
+"""Channels over a store: with and without fabrics, and what threads inside the store they leave behind."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -12,8 +14,10 @@ import pytest
 
 distributed = pytest.importorskip("torch.distributed", reason="stores need torch")
 
-from asyncfabric.control import Codec, PeerFound, PeerLost, StoreChannels  # noqa: E402
-from asyncfabric.control.channels.store import SETTLE_S, connected_apart  # noqa: E402
+import asyncfabric as af  # noqa: E402
+from asyncfabric.control import Codec, MemberChannel, PeerFound, PeerLost, StoreChannels  # noqa: E402
+from asyncfabric.control.channels.store import SETTLE_S  # noqa: E402
+from asyncfabric.control.channels.store_calls import connected_apart  # noqa: E402
 
 CODEC: Codec[bytes] = Codec(bytes, bytes)
 
@@ -60,6 +64,11 @@ class WrittenKeys:
         self.keys: list[str] = []
         self._store = distributed.HashStore()
 
+    @property
+    def messages(self) -> list[str]:
+        """Return the keys of messages."""
+        return [key for key in self.keys if "/message/" in key]
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
@@ -90,7 +99,78 @@ async def test_members_of_one_process_need_no_store_for_their_messages() -> None
             await one.aclose()
             assert isinstance((await other.receive())[1], PeerLost)
             tasks.cancel_scope.cancel()
-    assert not [key for key in store.keys if "/message/" in key]
+    assert not store.messages
+
+
+@asynccontextmanager
+async def two_with_fabrics(store: WrittenKeys) -> AsyncIterator[tuple[list[af.Fabric], list[MemberChannel[bytes]]]]:
+    """Members a and b, each with a fabric, that have found each other and answered: from now on they send over them."""
+    config = af.FabricConfig(rails=("local",))
+    with anyio.fail_after(30):
+        async with af.open_fabric(config) as one, af.open_fabric(config) as other, anyio.create_task_group() as tasks:
+            members = []
+            for fabric, name in ((one, "a"), (other, "b")):
+                channels = StoreChannels(store, CODEC)
+                channels.use_fabric(fabric)
+                members.append(await channels.open(name))
+                tasks.start_soon(channels.run)
+            a, b = members
+            assert await a.receive() == ("b", PeerFound())
+            assert await b.receive() == ("a", PeerFound())
+            while True:
+                store.keys.clear()
+                await a.send("b", b"question")
+                assert await b.receive() == ("a", b"question")
+                await b.send("a", b"answer")
+                assert await a.receive() == ("b", b"answer")
+                if not store.messages:
+                    break
+            yield [one, other], members
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_messages_go_over_fabrics_and_what_was_sent_last_comes_before_the_loss() -> None:
+    store = WrittenKeys()
+    async with two_with_fabrics(store) as (_, (a, b)):
+        for number in range(40):
+            await a.send("b", b"%d" % number * 5000)
+        await a.aclose()
+        assert [await b.receive() for _ in range(40)] == [("a", b"%d" % number * 5000) for number in range(40)]
+        assert isinstance((await b.receive())[1], PeerLost)
+    assert not store.messages
+
+
+@pytest.mark.anyio
+async def test_what_a_fabric_cannot_carry_comes_through_the_store_in_its_place() -> None:
+    store = WrittenKeys()
+    async with two_with_fabrics(store) as (fabrics, (a, b)):
+        for number in range(20):
+            await a.send("b", b"%d" % number * 5000)
+            if number == 10:
+                await fabrics[1].aclose()
+        await a.aclose()
+        assert [await b.receive() for _ in range(20)] == [("a", b"%d" % number * 5000) for number in range(20)]
+        assert isinstance((await b.receive())[1], PeerLost)
+    assert store.messages
+
+
+@pytest.mark.anyio
+async def test_who_begins_anew_with_the_same_fabric_gets_messages_when_it_has_found_their_sender() -> None:
+    store = WrittenKeys()
+    async with two_with_fabrics(store) as (fabrics, (a, _)), anyio.create_task_group() as tasks:
+        again = StoreChannels(store, CODEC)
+        again.use_fabric(fabrics[1])
+        b = await again.open("b")
+        while not isinstance((await a.receive())[1], PeerFound):
+            pass
+        for number in range(5):
+            await a.send("b", b"%d" % number)
+        await anyio.sleep(0.1)  # what goes directly now would come before anybody is there
+        tasks.start_soon(again.run)
+        assert await b.receive() == ("a", PeerFound())
+        assert [await b.receive() for _ in range(5)] == [("a", b"%d" % number) for number in range(5)]
+        tasks.cancel_scope.cancel()
 
 
 @pytest.fixture(scope="module")
