@@ -116,7 +116,7 @@ class BlockingReceiver:
         return self._receiver.version
 
     def poll(self) -> int:
-        """Return the version that `apply` would bring, 0 while there is no newer one. Does not wait for the loop."""
+        """Return the version that `apply` would bring, 0 while there is none. Does not wait for the loop."""
         return self._receiver.poll()
 
     def wait(self, deadline: float | None = None) -> int:
@@ -131,13 +131,26 @@ class BlockingReceiver:
         """
         return self._portal.call(self._wait, deadline)
 
-    def apply(self, stream: torch.cuda.Stream | None = None) -> int:
-        """Copy the newest complete version into the engine's tensors, between two steps; return which one they have.
+    def apply(self, stream: torch.cuda.Stream | None = None, *, deadline: float | None = None) -> int:
+        """Bring the newest version into the engine's tensors, between two steps; return which one they have.
 
-        The calling thread copies, on its current CUDA stream, or on `stream` without waiting for it; see
-        `WeightReceiver.apply`.
+        From a shadow the calling thread copies what is complete, on its current CUDA stream, or on `stream` without
+        waiting for it; see `WeightReceiver.apply`. In place (`shadow="none"`) the version that waits comes into the
+        tensors, and nothing may use them until this has returned; see `WeightReceiver.apply_in_place`.
+
+        Args:
+            stream: of the tensors' GPU.
+            deadline: in place: seconds from now until the version is whole; None waits as long as it takes.
+
+        Raises:
+            BrokenError: in place: the version was cut off; `version` is 0, and the tensors hold parts of several
+                versions until a later call has brought a whole one.
+            TimeoutError: the deadline passed: bytes go on coming, and the engine stays paused until a later call has
+                returned or raised BrokenError.
         """
         self._receiver.settle()
+        if self._receiver.in_place:
+            return self._receiver.copy(self._portal.call(self._begin_in_place, deadline), stream)
         return self._receiver.copy(self._portal.call(self._receiver.begin_apply), stream)
 
     def take(self) -> dict[str, torch.Tensor]:
@@ -148,6 +161,10 @@ class BlockingReceiver:
         """
         self._receiver.settle()
         return self._portal.call(self._receiver.take)
+
+    async def _begin_in_place(self, deadline: float | None) -> int:
+        with anyio.fail_after(deadline):
+            return await self._receiver.begin_in_place()
 
     async def _wait(self, deadline: float | None) -> int:
         with anyio.fail_after(deadline):

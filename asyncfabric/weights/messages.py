@@ -151,14 +151,15 @@ class Standing(Struct, frozen=True, tag="weights.standing"):
 
 
 ToReceiver = Prepare | Commit | Abort | CatchUp
-
 FromReceiver = Standing | Stopped | Reached | Ready | Verified | Failed | Fetched
-
 ToSender = Write | Abort
 
 Name = Annotated[str, Meta(max_length=256)]
 
 Column = Annotated[bytes, Meta(max_length=1 << 20)]
+
+Keys = Annotated[list[tuple[Annotated[int, Meta(ge=0)], Annotated[bytes, Meta(max_length=8192)]]], Meta(min_length=1)]
+"""To a receiver's memory: the byte of its layout that each key begins at, ascending, and the key."""
 
 MOST_ROWS = 32768
 """Rows in one Written: half a megabyte."""
@@ -218,7 +219,7 @@ class Opened(Struct, frozen=True, tag="weights.opened"):
     """
 
     version: Version
-    key: Annotated[bytes, Meta(max_length=8192)]
+    keys: Keys
     imm: int
     coded_slots: CodedSlots | None = None
     checksum: ChecksumKind = "xxh3"
@@ -321,13 +322,13 @@ class Refused(Struct, frozen=True, tag="weights.refused"):
 
 
 class Want(Struct, frozen=True, tag="weights.want"):
-    """From a receiver that is behind to one that holds the version: write all your tensors behind this key.
+    """From a receiver that is behind to one that holds the version: write all your tensors behind these keys.
 
     `checksum` is what it works out quickest; it takes every kind.
     """
 
     version: Version
-    key: Annotated[bytes, Meta(max_length=8192)]
+    keys: Keys
     imm: int
     checksum: ChecksumKind = "xxh3"
 
@@ -376,9 +377,7 @@ WeightMessage = (
 """Every message between the participants of an update."""
 
 _latest: deque[tuple[WeightMessage, bytes]] = deque(maxlen=4)
-
 _encoder: msgspec.msgpack.Encoder = msgspec.msgpack.Encoder()
-
 _decoder: msgspec.msgpack.Decoder[WeightMessage] = msgspec.msgpack.Decoder(WeightMessage)
 
 

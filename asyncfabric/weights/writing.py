@@ -17,7 +17,7 @@ import numpy as np
 from asyncfabric import Fabric, FabricError, Region, RegionKey, Transfer
 from asyncfabric._notice import Notice
 from asyncfabric.weights.memory.checksums import ChecksumKind
-from asyncfabric.weights.messages import MOST_ROWS, Written
+from asyncfabric.weights.messages import MOST_ROWS, Keys, Opened, Written
 from asyncfabric.weights.plan.batch import ReportShare, begin_of
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.threads import ways
@@ -29,19 +29,56 @@ LONG_RUN_BYTES = 8 << 20
 """Runs from here on are written one by one: a call is nothing beside them, and rails may split them."""
 
 
+class KeyedMemory:
+    """The memory of a receiver as others reach it.
+
+    Attributes:
+        begins: the byte of its layout that each key begins at, ascending.
+        keys: what lies in one piece there has one of its own.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        """Take what a receiver sent; raises ValueError for what is no key."""
+        self.begins: Ints = np.array([begin for begin, _ in keys], np.int64)
+        self.keys: list[RegionKey] = [RegionKey.from_bytes(key) for _, key in keys]
+
+    def split(self, targets: Ints) -> Iterator[tuple[RegionKey, Ints, Ints]]:
+        """Yield each key that bytes of the layout are behind, which of `targets` these are, and how far behind it."""
+        if len(self.keys) == 1:
+            yield self.keys[0], np.arange(len(targets)), targets - self.begins[0]
+            return
+        which = np.maximum(np.searchsorted(self.begins, targets, "right") - 1, 0)
+        order = np.argsort(which, kind="stable")
+        for at in np.split(order, np.flatnonzero(np.diff(which[order])) + 1) if len(targets) else ():
+            number = int(which[at[0]])
+            yield self.keys[number], at, targets[at] - self.begins[number]
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Where a receiver wants a version: its key, the counter for what this sender writes, the bytes worth a report."""
+    """Where a receiver wants a version: its keys, the counter for what this sender writes, the bytes worth a report."""
 
-    key: RegionKey
+    memory: KeyedMemory
     imm: int
     share_bytes: int = 0
 
 
+def gate_of(opened: Opened) -> Gate:
+    """Return what a receiver opened; raises ValueError for what is no key."""
+    return Gate(KeyedMemory(opened.keys), opened.imm, opened.share_bytes)
+
+
 def write_runs(
-    fabric: Fabric, region: Region, sources: Ints, gate: Gate, targets: Ints, run_bytes: int, after: object = None
+    fabric: Fabric,
+    region: Region,
+    sources: Ints,
+    key: RegionKey,
+    targets: Ints,
+    run_bytes: int,
+    imm: int,
+    after: object = None,
 ) -> Transfer:
-    """Write runs from byte offsets of a region to byte offsets behind a key; each counts one arrival.
+    """Write runs from byte offsets of a region to byte offsets behind a key; each counts one arrival on `imm`.
 
     `after` is a stream of the region's GPU that the bytes are read after.
 
@@ -49,16 +86,16 @@ def write_runs(
     """
     if len(sources) == 1:
         begin = int(sources[0])
-        return fabric.write(region[begin : begin + run_bytes], gate.key, int(targets[0]), gate.imm, after=after)
+        return fabric.write(region[begin : begin + run_bytes], key, int(targets[0]), imm, after=after)
     return fabric.write_pages(
         region,
         sources,
-        gate.key,
+        key,
         targets,
         page_bytes=run_bytes,
         source_stride=1,
         target_stride=1,
-        imm=gate.imm,
+        imm=imm,
         after=after,
     )
 

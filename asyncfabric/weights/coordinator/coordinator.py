@@ -153,7 +153,7 @@ class WeightCoordinator:
 
 @asynccontextmanager
 async def open_coordinator(
-    channel: WeightChannel, plan: Plan, log_path: Path | None, *, grace_s: float = GRACE_S
+    channel: WeightChannel, plan: Plan, log_path: Path | None, *, grace_s: float = GRACE_S, keep: bool = True
 ) -> AsyncIterator[WeightCoordinator]:
     """Open the coordinator of updates; one at a time for a log. After a restart it goes on from the log.
 
@@ -162,6 +162,8 @@ async def open_coordinator(
         plan: moves and relay; its replicas do not matter, receivers join by having a session.
         log_path: of the decision log; None: in memory, which ends with this process.
         grace_s: see GRACE_S.
+        keep: refuse an update that would leave nobody who holds the committed version. False where trainers can
+            publish again what they published: then an update that fails may leave replicas without any version.
 
     Raises:
         BusyError: another process has the log open.
@@ -173,7 +175,7 @@ async def open_coordinator(
     log = await in_thread(DecisionLog, log_path)
     try:
         async with beside() as tasks:
-            updates = Updates(channel, plan, log, tasks, grace_s)
+            updates = Updates(channel, plan, log, tasks, grace_s, keep)
             tasks.start_soon(updates.run)
             yield WeightCoordinator(updates)
     finally:

@@ -102,14 +102,17 @@ class Coordinator:
         committed: int = 0,
         seat: Callable[[str], Hashable] = lambda receiver: None,
         engine: Callable[[str], Hashable] = lambda receiver: receiver,
+        keep: bool = True,
     ) -> None:
         """Begin with what the decision log holds; no receiver and no sender is known.
 
         Receivers of one `seat` hold the same and can stand in for each other; by default all do. Receivers of one
         `engine` take part in an update together, or are left out of it together; by default each is by itself.
+        `keep`: no update may be the end of the committed version, see `endangered`.
         """
         self._seat = seat
         self._engine = engine
+        self._keep = keep
         self.begun: int = begun
         self.committed: int = committed
         self.phase: Phase = Phase.IDLE
@@ -297,8 +300,8 @@ class Coordinator:
         return []
 
     def _keeping(self) -> frozenset[Hashable]:
-        """Return the seats of which somebody holds the committed version."""
-        if not self.committed:
+        """Return the seats of which somebody holds the committed version, where one has to."""
+        if not self.committed or not self._keep:
             return frozenset()
         return frozenset(self._seat(name) for name, receiver in self._receivers.items() if self._keeps(receiver))
 

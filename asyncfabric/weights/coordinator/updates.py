@@ -68,9 +68,15 @@ class Updates:
     """
 
     def __init__(
-        self, channel: WeightChannel, plan: Plan, log: DecisionLog, tasks: TaskGroup, grace_s: float = GRACE_S
+        self,
+        channel: WeightChannel,
+        plan: Plan,
+        log: DecisionLog,
+        tasks: TaskGroup,
+        grace_s: float = GRACE_S,
+        keep: bool = True,
     ) -> None:
-        """Begin with what the log has; no participant is there."""
+        """Begin with what the log has; no participant is there. `keep` as for Coordinator."""
         self.trainers: tuple[str, ...] = tuple(trainer_name(rank) for rank in range(plan.trainers))
         self.log: DecisionLog = log
         self.machine: Coordinator = Coordinator(
@@ -78,6 +84,7 @@ class Updates:
             committed=log.committed,
             seat=lambda name: receiver_of(name)[1],
             engine=lambda name: receiver_of(name)[0],
+            keep=keep,
         )
         self.proposals: Proposals = Proposals(self.trainers)
         self.admission: Admission = Admission(plan.with_replicas(()))

@@ -150,6 +150,14 @@ class Device(Protocol):
         """Return the bytes of a region of this device."""
         ...
 
+    def address(self, memory: Memory) -> int:
+        """Return where memory begins."""
+        ...
+
+    def window(self, address: int, length_bytes: int) -> Memory:
+        """Return memory by its address, which stays as long as it is used; what is not there is not to be touched."""
+        ...
+
     def held(self, given: Any, dtype: str, shape: tuple[int, ...]) -> Elements:
         """Return a shard as its elements are stored, over its own memory.
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -192,6 +193,14 @@ class HostDevice:
     def memory_of(self, region: Region) -> Memory:
         """Return the bytes of a region."""
         return np.frombuffer(region.memory, np.uint8)
+
+    def address(self, memory: Memory) -> int:
+        """Return where an array begins."""
+        return int(memory.ctypes.data)
+
+    def window(self, address: int, length_bytes: int) -> Memory:
+        """Return an array over memory by its address."""
+        return np.ctypeslib.as_array((ctypes.c_uint8 * length_bytes).from_address(address))
 
     def held(self, given: Any, dtype: str, shape: tuple[int, ...]) -> Elements:
         """Return an array as it is, and one over the memory of a tensor."""

@@ -197,7 +197,7 @@ ALIGN_BYTES = 256
 
 
 class TensorLayout:
-    """The tensors of one receiver, one after the other.
+    """The tensors of one receiver: one after the other, as everybody lays them out who writes to it; or where they lie.
 
     Attributes:
         offsets: by tensor, where it begins.
@@ -206,14 +206,14 @@ class TensorLayout:
         by_region: int64 (regions of the plan,): where each begins, -1 for those that this receiver has not.
     """
 
-    def __init__(self, plan: Plan, receiver: int) -> None:
-        """Lay out what `plan.region_bytes(receiver)` lists, in its order."""
+    def __init__(self, plan: Plan, receiver: int, placed: Mapping[str, int] | None = None) -> None:
+        """Lay out what `plan.region_bytes(receiver)` lists, in its order; or take where each lies, by name."""
         self.lengths: Mapping[str, int] = plan.region_bytes(receiver)
         self.offsets: dict[str, int] = {}
         at = 0
         for name, length in self.lengths.items():
-            self.offsets[name] = at
-            at += -(-length // ALIGN_BYTES) * ALIGN_BYTES
+            self.offsets[name] = at if placed is None else placed[name]
+            at = max(at, self.offsets[name] + -(-length // ALIGN_BYTES) * ALIGN_BYTES)
         self.total_bytes: int = max(at, 1)
         numbers = {name: number for number, name in enumerate(plan.regions)}
         self.by_region: Ints = np.full(len(plan.regions), -1, np.int64)

@@ -17,7 +17,7 @@ from asyncfabric import RemoteProtocolError
 from asyncfabric.weights.channel import receiver_name, trainer_name
 from asyncfabric.weights.memory.checksums import ChecksumKind
 from asyncfabric.weights.memory.device import Memory, Stretch, Summing
-from asyncfabric.weights.memory.rows import PieceShape, Strided, in_shard, layout_of, written_run_bytes
+from asyncfabric.weights.memory.rows import PieceShape, Strided, TensorLayout, in_shard, layout_of, written_run_bytes
 from asyncfabric.weights.messages import Written
 from asyncfabric.weights.plan.boxes import Ints
 from asyncfabric.weights.plan.plan import Plan
@@ -123,11 +123,12 @@ def sender_name(plan: Plan, replica: str, sender: int) -> str:
 class RowPlaces:
     """Where rows of the plan lie in the memory of one receiver; the same for all versions of a plan."""
 
-    def __init__(self, plan: Plan, receiver: int) -> None:
+    def __init__(self, plan: Plan, receiver: int, layout: TensorLayout | None = None) -> None:
+        """Look at memory where the tensors lie as `layout` states; None: one after the other."""
         self._plan = plan
         self._receiver = receiver
         self._awaited: dict[str, tuple[Ints, Ints, dict[int, int]]] = {}
-        self._offsets = layout_of(plan, receiver).by_region
+        self._offsets = (layout or layout_of(plan, receiver)).by_region
         self._shapes: dict[int, PieceShape] = {}
         self._lies: dict[int, list[tuple[Strided, int]]] = {}  # of rows that were checked
         self._summing: dict[tuple[Copy, ChecksumKind], Summing] = {}

@@ -6,9 +6,10 @@ one of the same rank, chunk by chunk, checked. The holder writes, so that rails 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
+from typing import NamedTuple
 
 import anyio
 import numpy as np
@@ -20,23 +21,41 @@ from asyncfabric import (
     Fabric,
     FabricError,
     Region,
-    RegionKey,
     Transfer,
 )
+from asyncfabric._groups import unwrapped
 from asyncfabric._notice import Notice
 from asyncfabric.weights.memory.checksums import CHUNK_BYTES, ChecksumKind, chunks_of, wrong_chunks
 from asyncfabric.weights.memory.device import Device, Memory, stretch
-from asyncfabric.weights.memory.rows import TensorLayout
-from asyncfabric.weights.messages import Given, Want
+from asyncfabric.weights.memory.rows import ALIGN_BYTES, TensorLayout, layout_of
+from asyncfabric.weights.messages import Given, Keys, Want
+from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.threads import in_thread
-from asyncfabric.weights.writing import settle
+from asyncfabric.weights.writing import KeyedMemory, settle
+
+
+class Door(NamedTuple):
+    """A part of a copy that is reached by a key of its own.
+
+    Attributes:
+        begin: the byte of the receiver's layout, as its senders know it, that the part begins at.
+        at: where it begins in the memory of the copy.
+        region, offset, length: its bytes.
+    """
+
+    begin: int
+    at: int
+    region: Region
+    offset: int
+    length: int
 
 
 class Copy:
     """One copy of a receiver's tensors.
 
     Attributes:
-        region: where it lies.
+        doors: its parts, in the order of the layout.
+        layout: where the tensors lie in `memory`.
         device: what works on it.
         memory: its bytes.
         tensors: the bytes of each tensor.
@@ -44,22 +63,24 @@ class Copy:
         arrival: the arrival that completed it, 0 for none: it distinguishes versions that were begun twice (WC-7).
     """
 
-    def __init__(self, region: Region, layout: TensorLayout, device: Device) -> None:
-        """Look at a region of `layout.total_bytes` on a device."""
-        self.region: Region = region
+    def __init__(self, doors: Sequence[Door], layout: TensorLayout, device: Device, memory: Memory) -> None:
+        """Look at memory on a device."""
+        self.doors: Sequence[Door] = doors
+        self.layout: TensorLayout = layout
         self.device: Device = device
-        self.memory: Memory = device.memory_of(region)
-        self.tensors: dict[str, Memory] = layout.views(self.memory)
+        self.memory: Memory = memory
+        self.tensors: dict[str, Memory] = layout.views(memory)
         self.version: int = 0
         self.arrival: int = 0
+        self._regions = {door.region.id: door.region for door in doors}
         self._known = False  # whether somebody has a key that may write
         self._lent = 0
         self._returned = Notice()
 
-    async def open(self) -> RegionKey:
-        """Return a key that no earlier version had; whatever had one before can write no more (WC-4).
+    async def open(self) -> Keys:
+        """Return keys that no earlier version had; whatever had one before can write no more (WC-4).
 
-        Cancellation: the memory stays as it is, or is closed or open; nobody has the key.
+        Cancellation: the memory stays as it is, or is closed or open; nobody has the keys.
         """
         while self._lent:
             await self._returned.wait()
@@ -67,7 +88,10 @@ class Copy:
         self.version = self.arrival = 0
         await self.close()
         self._known = True
-        return self.region.key("write")
+        return [
+            (door.begin, door.region[door.offset : door.offset + door.length].key("write").to_bytes())
+            for door in self.doors
+        ]
 
     def complete(self, version: int, arrival: int) -> None:
         """Note what is complete here."""
@@ -79,8 +103,22 @@ class Copy:
         Cancellation: the revocation goes on.
         """
         if self._known:
-            await self.region.revoke()
+            with unwrapped():
+                async with anyio.create_task_group() as tasks:
+                    for region in self._regions.values():
+                        tasks.start_soon(region.revoke)
             self._known = False
+
+    def chunks(self) -> Iterator[tuple[Door, slice]]:
+        """Yield all bytes in the order of the layout, in chunks with a checksum each: the part, and where in it."""
+        for door in self.doors:
+            for part in chunks_of(door.length, CHUNK_BYTES):
+                yield door, part
+
+    def lies_in(self, at: int) -> tuple[Region, int]:
+        """Return the region of a byte of the memory, and what leads from places in the memory to places in it."""
+        door = next(door for door in self.doors if door.at <= at < door.at + door.length)
+        return door.region, door.offset - door.at
 
     @contextmanager
     def lend(self) -> Iterator[None]:
@@ -106,11 +144,65 @@ async def open_copies(fabric: Fabric, layout: TensorLayout, count: int, device: 
     try:
         for _ in range(count):
             regions.append(await fabric.allocate(layout.total_bytes, device=device.name, access="read-write"))
-        yield [Copy(region, layout, device) for region in regions]
+        yield [
+            Copy([Door(0, 0, region, 0, region.length)], layout, device, device.memory_of(region)) for region in regions
+        ]
     finally:
-        with anyio.CancelScope(shield=True):
-            for region in regions:
-                await region.release()
+        await _release(regions)
+
+
+@asynccontextmanager
+async def open_copy_in(
+    fabric: Fabric, plan: Plan, receiver: int, own: Mapping[str, Memory], device: Device
+) -> AsyncIterator[list[Copy]]:
+    """Make a copy of memory that the caller has: registered, and released on leaving; it stays where it is.
+
+    Args:
+        fabric: that it is reached through.
+        plan: lists the tensors.
+        receiver: whose they are.
+        own: the bytes of tensors, by name, on the device, none in two of them. Others have memory beside.
+        device: of all.
+
+    Raises:
+        DeviceError: memory cannot be registered, or there is none left.
+
+    Cancellation: shielded while memory is registered and released; then it goes on.
+    """
+    layout = layout_of(plan, receiver)
+    beside, beside_bytes = {}, 0
+    for name, length in layout.lengths.items():
+        if length and name not in own:
+            beside[name] = beside_bytes
+            beside_bytes += -(-length // ALIGN_BYTES) * ALIGN_BYTES
+    regions: list[Region] = []
+    places: dict[str, tuple[Region, int]] = {}
+    try:
+        for name, memory in own.items():
+            regions.append(await fabric.register(memory, access="read-write"))
+            places[name] = regions[-1], 0
+        if beside:
+            regions.append(await fabric.allocate(beside_bytes, device=device.name, access="read-write"))
+            places |= {name: (regions[-1], at) for name, at in beside.items()}
+        begins = {region.id: device.address(device.memory_of(region)) for region in regions}
+        low = min(begins.values(), default=0) // ALIGN_BYTES * ALIGN_BYTES
+        high = max((begins[region.id] + region.length for region in regions), default=0)
+        at = {name: begins[region.id] + offset - low for name, (region, offset) in places.items()}
+        placed = TensorLayout(plan, receiver, {name: at.get(name, 0) for name in layout.lengths})
+        doors = [
+            Door(layout.offsets[name], at[name], *places[name], layout.lengths[name])
+            for name in layout.lengths
+            if name in places
+        ]
+        yield [Copy(doors, placed, device, device.window(low, high - low))]
+    finally:
+        await _release(regions)
+
+
+async def _release(regions: Sequence[Region]) -> None:
+    with anyio.CancelScope(shield=True):
+        for region in regions:
+            await region.release()
 
 
 IN_FLIGHT = 4
@@ -165,7 +257,7 @@ class Fetching:
         await self._answered.wait()
         if self._failure:
             raise BrokenError(f"version {self._version} could not be fetched from {self._source}: {self._failure}")
-        await self._counter.wait(len(list(chunks_of(self._copy.region.length))))
+        await self._counter.wait(len(list(self._copy.chunks())))
         await self._copy.close()  # what is checked now stays as it is
         expected = np.frombuffer(self._sums or b"", "<u8")
         try:
@@ -177,24 +269,31 @@ class Fetching:
 
 
 async def give(fabric: Fabric, copy: Copy, want: Want) -> Given:
-    """Write a copy behind the key of a receiver that wants it, and return the answer for it.
+    """Write a copy behind the keys of a receiver that wants it, and return the answer for it.
 
     Cancellation: stops posting, and goes on when what was posted has drained.
     """
     try:
-        key = RegionKey.from_bytes(want.key)
-        if key.length != copy.region.length:
-            raise ValueError(f"it has {key.length} bytes of memory, this receiver {copy.region.length}")
+        there = KeyedMemory(want.keys)
+        theirs = list(zip(there.begins.tolist(), [key.length for key in there.keys], strict=True))
+        if theirs != [(door.begin, door.length) for door in copy.doors]:
+            theirs_bytes, bytes_here = sum(length for _, length in theirs), sum(door.length for door in copy.doors)
+            raise ValueError(
+                f"it has {theirs_bytes} bytes of memory in {len(theirs)} parts, this receiver {bytes_here} in "
+                f"{len(copy.doors)}"
+            )
+        key_of = dict(zip(copy.doors, there.keys, strict=True))
         kind: ChecksumKind = "words" if "words" in (want.checksum, copy.device.checksum) else "xxh3"
         sums = await in_thread(_sums, copy, kind)
         under_way: list[Transfer] = []
         try:
-            for part in chunks_of(copy.region.length, CHUNK_BYTES):
+            for door, part in copy.chunks():
+                source = door.region[door.offset + part.start : door.offset + part.stop]
                 while len(under_way) >= IN_FLIGHT:
                     await under_way.pop(0)
                 while True:
                     try:
-                        under_way.append(fabric.write(copy.region[part], key, part.start, want.imm))
+                        under_way.append(fabric.write(source, key_of[door], part.start, want.imm))
                         break
                     except BusyError:
                         await fabric.wait_writable()
@@ -211,6 +310,6 @@ async def give(fabric: Fabric, copy: Copy, want: Want) -> Given:
 def _sums(copy: Copy, kind: ChecksumKind) -> np.ndarray:
     """Return the checksums of all chunks. On a worker thread."""
     found = copy.device.sums(kind)
-    for part in chunks_of(copy.region.length):
-        found.add([stretch(copy.memory, part.start, part.stop - part.start)])
+    for door, part in copy.chunks():
+        found.add([stretch(copy.memory, door.at + part.start, part.stop - part.start)])
     return np.array(found.result(), np.uint64)

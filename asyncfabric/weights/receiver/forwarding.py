@@ -113,7 +113,7 @@ class Forwarding:
         self._given_up: set[str] = set()
         self._changed = Notice()
         self._room = anyio.Semaphore(BATCHES)
-        self._here = RowPlaces(plan, receiver)
+        self._here = RowPlaces(plan, receiver, copy.layout)
         self._there: dict[int, RowPlaces] = {}
         self._wanted: dict[int, list[tuple[str, int, int]]] = defaultdict(list)  # row here: (to, receiver, row there)
         reported = forwarded_by(plan, name, receiver)
@@ -211,33 +211,27 @@ class Forwarding:
         if mine.scales is not None and theirs.scales is not None:
             parts.append((mine.scales, mine_scales_at, theirs.scales, scales_at, theirs.scale_run_bytes))
         for source, begin, target, end, run_bytes in parts:
-            region: Region = self._copy.region
             if source.run_bytes >= run_bytes:
-                pages = source.offsets(run_bytes) + begin
+                region, moved = self._copy.lies_in(begin)
+                pages = source.offsets(run_bytes) + (begin + moved)
             else:  # theirs has longer runs than ours: put ours in order first
                 device = self._copy.device
                 region = await self._fabric.allocate(source.nbytes, device=device.name, access="local")
                 borrowed.append(region)
                 await in_thread(_gather, device, region, Stretch(self._copy.memory, source, begin))
                 pages = np.arange(source.nbytes // run_bytes, dtype=np.int64) * run_bytes
-            to_pages = target.offsets(run_bytes) + end
             step = MOST_PAGES if run_bytes < LONG_RUN_BYTES else 1
-            for low in range(0, len(pages), step):
-                while True:
-                    try:
-                        transfers.append(
-                            write_runs(
-                                self._fabric,
-                                region,
-                                pages[low : low + step],
-                                gate,
-                                to_pages[low : low + step],
-                                run_bytes,
+            for key, which, behind in gate.memory.split(target.offsets(run_bytes) + end):
+                for low in range(0, len(which), step):
+                    mine_here, to_pages = pages[which[low : low + step]], behind[low : low + step]
+                    while True:
+                        try:
+                            transfers.append(
+                                write_runs(self._fabric, region, mine_here, key, to_pages, run_bytes, gate.imm)
                             )
-                        )
-                        break
-                    except BusyError:
-                        await self._fabric.wait_writable()
+                            break
+                        except BusyError:
+                            await self._fabric.wait_writable()
 
     def _give_up(self, name: str, error: FabricError) -> None:
         if name not in self._given_up:

@@ -93,10 +93,15 @@ class Receiver:
         arrival: the arrival that `state` is about, 0 when idle.
         state: where it stands.
         manifest: of the plan that it reports to the coordinator.
+        paused: in place: whether the memory may be opened when nothing serves from it.
     """
 
-    def __init__(self, *, in_place: bool = False, serving: int = 0, manifest: str = "") -> None:
-        """Begin with a version that was loaded some other way, 0 for none."""
+    def __init__(self, *, in_place: bool = False, paused: bool = True, serving: int = 0, manifest: str = "") -> None:
+        """Begin with a version that was loaded some other way, 0 for none.
+
+        In place memory is opened when nothing serves from it. Unless `paused`, its owner uses it also when nothing of
+        ours serves: it is opened between `flip` and `resume` alone.
+        """
         self.serving: int = serving
         self.serving_arrival: int = 0
         self.version: int = 0
@@ -104,7 +109,9 @@ class Receiver:
         self.state: State = State.IDLE
         self.manifest: str = manifest
         self._arrivals = 0  # begun so far
+        self.paused: bool = paused
         self._in_place = in_place
+        self._in_session = False
         self._next: Prepare | CatchUp | None = None  # came before the flip
         self._at_stop: Open | Fetch | None = None  # waits until nothing serves from the one copy
         self._left_out = 0  # a version that waited for a step boundary and was taken back, 0 for none
@@ -124,14 +131,33 @@ class Receiver:
         """Whether the next `flip` changes anything."""
         return self.state is State.COMMITTED or self._at_stop is not None
 
+    @property
+    def coming(self) -> int:
+        """In place: the version that the next `flip` lets in or lets serve, or one that did not wait for it; or 0."""
+        if self._at_stop is not None or self.state is State.COMMITTED or (self.paused and self.state is not State.IDLE):
+            return self.version
+        return self._left_out
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a version is being written, or is whole and somebody is there who will decide about it."""
+        if self.state is State.VERIFIED:
+            return self._in_session
+        return self._at_stop is None and self.state in (State.RECEIVING, State.FETCHING)
+
+    def resume(self) -> None:
+        """In place: what is to be opened from now on waits for the next `flip`. Nothing may be `under_way`."""
+        self.paused = False
+
     def session_began(self, differs: Difference | None = None) -> list[Effect]:
         """Report where we stand, first to a coordinator, the same one or a new one; `differs` once it was refused."""
+        self._in_session = True
         verified = self.version if self.state is State.VERIFIED else 0
         return [Report(Standing(self.held, verified, self._in_place, self.manifest, differs))]
 
     def session_lost(self) -> list[Effect]:
         """The coordinator is gone: what is not verified is given up, what is verified stays in doubt."""
-        self._next = None
+        self._next, self._in_session = None, False
         return self._drop() if self.state is State.RECEIVING else []
 
     def received(self, message: ToReceiver) -> list[Effect]:
@@ -181,6 +207,7 @@ class Receiver:
 
         A receiver that versions did not wait for reports that it is there again.
         """
+        self.paused = True
         effects = self._flip()
         if self._left_out:
             reached, self._left_out = self._left_out, 0
@@ -223,7 +250,7 @@ class Receiver:
         return [*dropped, *self._begin(Open(version, message.manifest, self._next_arrival()))]
 
     def _begin(self, effect: Open | Fetch) -> list[Effect]:
-        if self._in_place and self.serving:
+        if self._in_place and (self.serving or not self.paused):
             self._at_stop = effect
             return []
         return [effect]

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
-from asyncfabric import Fabric, RegionKey
+from asyncfabric import Fabric
 from asyncfabric._groups import unwrapped
 from asyncfabric.weights.channel import COORDINATOR, WeightChannel, receiver_name
 from asyncfabric.weights.memory.checksums import ChecksumKind
-from asyncfabric.weights.messages import Coded, Opened, Taken, Wrote
+from asyncfabric.weights.messages import Coded, Keys, Opened, Taken, Wrote
 from asyncfabric.weights.outbox import Outbox
 from asyncfabric.weights.plan.batch import SHARES
 from asyncfabric.weights.plan.plan import Plan
@@ -26,7 +26,7 @@ from asyncfabric.weights.receiver.copies import Copy, Fetching
 from asyncfabric.weights.receiver.forwarding import Forwarding, ReReports
 from asyncfabric.weights.receiver.intake import Intake
 from asyncfabric.weights.receiver.slots import Arrivals, SlotMemory
-from asyncfabric.weights.writing import Gate, shares_of
+from asyncfabric.weights.writing import gate_of, shares_of
 
 
 class Arrival:
@@ -56,7 +56,7 @@ class Arrival:
         if isinstance(message, Opened) and self.forwarding is not None:
             self.forwarding.open(
                 sender,
-                Gate(RegionKey.from_bytes(message.key), message.imm, message.share_bytes),
+                gate_of(message),
                 message.coded_slots,
             )
         elif isinstance(message, Coded) and self.coded is not None:
@@ -109,9 +109,9 @@ class Receiving:
         Cancellation: what was opened is revoked, and what was posted drained, shielded.
         """
         if self._places is None or self._places[0] is not plan:
-            self._places = (plan, RowPlaces(plan, self._here.receiver))
+            self._places = (plan, RowPlaces(plan, self._here.receiver, copy.layout))
         places = self._places[1]
-        key = await copy.open()
+        keys = await copy.open()
         intake = Intake(self._here.fabric, plan, places, self._here.replica, copy)
         try:
             async with AsyncExitStack() as ending:
@@ -124,7 +124,7 @@ class Receiving:
                 )
                 coded = await ending.enter_async_context(self._coded(arrival, base, intake))
                 arrival.intake, arrival.forwarding, arrival.coded = intake, forwarding, coded
-                self._open_to(arrival.version, key, intake, coded)
+                self._open_to(arrival.version, keys, intake, coded)
                 tasks = await ending.enter_async_context(anyio.create_task_group())
 
                 async def complete() -> None:
@@ -143,11 +143,11 @@ class Receiving:
             with anyio.CancelScope(shield=True):
                 await copy.close()
 
-    def _open_to(self, version: int, key: RegionKey, intake: Intake, coded: Arrivals | None) -> None:
-        data, share = key.to_bytes(), intake.total_bytes // SHARES
+    def _open_to(self, version: int, keys: Keys, intake: Intake, coded: Arrivals | None) -> None:
+        share = intake.total_bytes // SHARES
         for name in intake.names:
             coded_slots = coded.offer(name) if coded is not None else None
-            opened = Opened(version, data, intake.imm(name), coded_slots, intake.copy.device.checksum, share)
+            opened = Opened(version, keys, intake.imm(name), coded_slots, intake.copy.device.checksum, share)
             self._outbox.put(name, opened)
 
     async def _take(self, intake: Intake, forwarding: Forwarding, coded: Arrivals | None, reports: ReReports) -> None:

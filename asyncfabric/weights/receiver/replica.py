@@ -5,7 +5,7 @@ Runs on the event loop's thread. `step_boundary` is the only place where what se
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from asyncfabric import ClosedError, Fabric
@@ -17,7 +17,7 @@ from asyncfabric.weights.memory.host import device_of
 from asyncfabric.weights.memory.rows import TensorLayout, layout_of
 from asyncfabric.weights.plan.plan import Plan
 from asyncfabric.weights.receiver.coded_forwarding import ForwardCodings
-from asyncfabric.weights.receiver.copies import open_copies
+from asyncfabric.weights.receiver.copies import open_copies, open_copy_in
 from asyncfabric.weights.receiver.receiving import Participant
 from asyncfabric.weights.receiver.slots import CODING_BYTES, open_slots
 from asyncfabric.weights.receiver.versions import Versions
@@ -96,6 +96,28 @@ class WeightReplica:
         """Whether the next `step_boundary()` changes anything."""
         return self._versions.machine.waits_for_flip
 
+    @property
+    def coming(self) -> int:
+        """In the caller's memory: a version that waits for the caller to let it in, 0 for none."""
+        return self._versions.coming
+
+    async def let_in(self) -> int:
+        """In the caller's memory, while nobody uses it: let the version that waits come; return which one serves.
+
+        It is like `step_boundary()`, and returns when the version is whole and decided, or at once where none waits.
+
+        Raises:
+            BrokenError: it was cut off, and the memory holds parts of several versions. Nothing comes into it any more
+                until this is called again.
+            ClosedError, InternalError: as `step_boundary`.
+
+        Cancellation: only this wait ends; bytes may go on coming into the memory until this was called again.
+        """
+        if self.coming:
+            self._versions.flip()
+            await self._versions.arrived()
+        return self._versions.serving
+
     async def wait_version(self, version: int) -> int:
         """Return the version that is held, once it is this one or a later one.
 
@@ -107,10 +129,26 @@ class WeightReplica:
         Cancellation: only this wait ends.
         """
         while self.held_version < version:
-            if self._versions.ended:
-                raise ClosedError(f"{self.name}/{self.receiver} receives no more versions: {self._versions.ended}")
+            self._check_open()
             await self._versions.changed.wait()
         return self.held_version
+
+    async def wait_coming(self) -> int:
+        """In the caller's memory: return the version that waits to be let in, once there is one.
+
+        Raises:
+            ClosedError: no more updates come, since the channel is closed.
+
+        Cancellation: only this wait ends.
+        """
+        while not self.coming:
+            self._check_open()
+            await self._versions.changed.wait()
+        return self.coming
+
+    def _check_open(self) -> None:
+        if self._versions.ended:
+            raise ClosedError(f"{self.name}/{self.receiver} receives no more versions: {self._versions.ended}")
 
     async def wait_changed(self) -> None:
         """Return when a `step_boundary()` is waited for.
@@ -130,6 +168,7 @@ async def open_replica(
     receiver: int,
     *,
     shadow: bool = True,
+    own: Mapping[str, Memory] | None = None,
     codings: Iterable[str] = (),
     coding: Rule = "auto",
     coding_bytes: int = CODING_BYTES,
@@ -144,6 +183,9 @@ async def open_replica(
         name: of the replica.
         receiver: rank within it.
         shadow: two copies, a version serves while the next one arrives. Else one: steps stop meanwhile.
+        own: memory of the caller, by tensor: contiguous bytes on `device`, none in two of them. No shadow then:
+            versions come into it, and into memory beside for other tensors, while the caller waits in `let_in`, and
+            nothing is written at any other time. Trainers are opened with `gather=False`.
         codings: that trainers, and receivers that forward to this one, may use: "delta" (with a shadow only),
             "exponent". They do where they measure that it pays; see `open_publisher`. What this one forwards may be in
             the same ones.
@@ -164,15 +206,18 @@ async def open_replica(
     wanted = known_codings(codings)
     if wanted and place.name != HOST:
         raise ValueError(f"codings are read in host memory only, and the tensors of {name} are to be on {place.name}")
-    reads = wanted - (set() if shadow else {Coding.DELTA})  # in place the base would be overwritten
+    in_place = own is not None or not shadow
+    reads = wanted - ({Coding.DELTA} if in_place else set())  # in place the base would be overwritten
     async with (
-        open_copies(fabric, layout_of(plan, receiver), 2 if shadow else 1, place) as copies,
+        open_copies(fabric, layout_of(plan, receiver), 1 if in_place else 2, place)
+        if own is None
+        else open_copy_in(fabric, plan, receiver, own, place) as copies,
         open_slots(fabric, reads, coding_bytes) as slot_memory,
         beside() as tasks,
     ):
         forwards = ForwardCodings(fabric, receiver_name(name, receiver), reads, coding) if reads else None
         here = Participant(fabric, channel, plan, name, receiver, tasks)
-        versions = Versions(here, copies, slot_memory, forwards)
+        versions = Versions(here, copies, slot_memory, forwards, paused=own is None)
         tasks.start_soon(versions.run)
         try:
             yield WeightReplica(here, versions)

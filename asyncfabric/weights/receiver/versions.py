@@ -9,7 +9,7 @@ import logging
 
 import anyio
 
-from asyncfabric import ClosedError, FabricError, InternalError, RemoteProtocolError
+from asyncfabric import BrokenError, ClosedError, FabricError, InternalError, RemoteProtocolError
 from asyncfabric._groups import unwrapped
 from asyncfabric._notice import Notice
 from asyncfabric.control import PeerFound, PeerLost
@@ -58,15 +58,21 @@ class Versions:
     """
 
     def __init__(
-        self, here: Participant, copies: list[Copy], slot_memory: SlotMemory | None, forwards: ForwardCodings | None
+        self,
+        here: Participant,
+        copies: list[Copy],
+        slot_memory: SlotMemory | None,
+        forwards: ForwardCodings | None,
+        paused: bool = True,
     ) -> None:
-        """Serve nothing yet."""
+        """Serve nothing yet. Unless `paused` the one copy is the caller's, and opened while it waits in `arrived`."""
         self._plans = RosterPlans(here.plan)
         self.copies: list[Copy] = copies
-        self.machine: Receiver = Receiver(in_place=len(copies) == 1, manifest=self._plans.geometry)
+        self.machine: Receiver = Receiver(in_place=len(copies) == 1, paused=paused, manifest=self._plans.geometry)
         self.serving: int = 0
         self.serving_copy: int = -1
         self.failure: str = ""
+        self._cut_off = ""  # why, where the coordinator stated it
         self.changed: Notice = Notice()
         self.refusal: Refusal = Refusal(here.name, here.plan.with_replicas(()), self._report)
         self._here = here
@@ -105,6 +111,42 @@ class Versions:
             self.serving_copy = coming if serving else -1
             self.changed.notify()
         self._carry_out(effects)
+
+    @property
+    def coming(self) -> int:
+        """In place: a version that waits for the caller, 0 for none."""
+        decided = self.machine.state is State.COMMITTED
+        return self.machine.coming if decided or not self.ended else 0
+
+    async def arrived(self) -> None:
+        """In place, after `flip`: return once what it let in serves, or nothing came; the memory is closed then.
+
+        Raises:
+            BrokenError: the version was cut off; nothing serves.
+            ClosedError, InternalError: as `flip`.
+
+        Cancellation: only this wait ends; what was let in goes on.
+        """
+        version = 0
+        while True:
+            while self.machine.under_way and not self.ended:
+                version = self.machine.version
+                await self.changed.wait()
+            if self.ended:  # nobody will answer
+                self._give_up(self.ended)
+            async with self._turn:  # what was cut off has taken back its keys
+                pass
+            if not self.machine.under_way:
+                break
+        if self.machine.state is State.COMMITTED:
+            self.flip()
+        self.machine.resume()
+        if version and not self.serving:
+            raise BrokenError(
+                f"version {version} was cut off while it was written into the tensors of {self._here.name}, which hold "
+                f"parts of several versions now: {self._cut_off or self.failure or 'its sender is lost'}",
+                remedy="compute nothing with them until the next version is whole: wait for it and let it in",
+            )
 
     def _copy_of(self, arrival: int) -> int:
         """Return the number of the copy that an arrival completed, -1 for no arrival."""
@@ -172,7 +214,8 @@ class Versions:
                 self._report()
             case Refused() if sender == COORDINATOR:
                 self._tasks.start_soon(self.refusal.take, event)
-            case PeerLost() if sender == COORDINATOR:
+            case PeerLost(reason) if sender == COORDINATOR:
+                self._cut_off = f"the training's coordinator is lost, and nobody decides about it: {reason}"
                 self._carry_out(self.machine.session_lost())
             case PeerLost(reason):
                 self._source_lost(sender, reason)
@@ -183,6 +226,7 @@ class Versions:
                 self._plan, self._plan_version = self._plans.plan(event), event.version
             case Prepare() | Commit() | Abort() | CatchUp() if sender == COORDINATOR:
                 self.refusal.accepted()
+                self._cut_off = event.reason if isinstance(event, Abort) else ""
                 self._carry_out(self.machine.received(event))
                 arrival = self._arrival
                 if isinstance(event, Commit) and arrival is not None and arrival.version == event.version:
@@ -288,11 +332,11 @@ class Versions:
         return self.copies[self.serving_copy] if self.serving_copy >= 0 else None
 
     async def _fetch(self, arrival: Arrival, effect: Fetch, copy: Copy) -> None:
-        key = await copy.open()
+        keys = await copy.open()
         try:
             with Fetching(self._here.fabric, effect.version, effect.source, copy) as fetching:
                 arrival.fetching = fetching
-                want = Want(effect.version, key.to_bytes(), fetching.imm, copy.device.checksum)
+                want = Want(effect.version, keys, fetching.imm, copy.device.checksum)
                 self._outbox.put(effect.source, want)
                 await fetching.run()
                 copy.complete(effect.version, arrival.number)

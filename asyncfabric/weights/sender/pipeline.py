@@ -15,7 +15,7 @@ from time import monotonic
 import anyio
 import numpy as np
 
-from asyncfabric import BrokenError, BusyError, Fabric, FabricError, Region, Transfer
+from asyncfabric import BrokenError, BusyError, Fabric, FabricError, Region, RegionKey, Transfer
 from asyncfabric._api.boxes import GatheredSums, write_boxes
 from asyncfabric._groups import unwrapped
 from asyncfabric._notice import Notice
@@ -222,18 +222,23 @@ class WeightSending:
     async def _post(
         self, one: _Posted, region: Region, receiver: str, run_bytes: int, sources: Ints, targets: Ints
     ) -> None:
+        gate = self._gates.get(receiver)
+        if gate is None:
+            return
         step = MOST_PAGES if run_bytes < LONG_RUN_BYTES else 1
-        for low in range(0, len(sources), step):
-            pages, to = sources[low : low + step], targets[low : low + step]
+        for key, which, behind in gate.memory.split(targets):
+            for low in range(0, len(which), step):
+                pages, to = sources[which[low : low + step]], behind[low : low + step]
 
-            def write(gate: Gate, pages: Ints = pages, to: Ints = to) -> Transfer:
-                return write_runs(self._fabric, region, pages, gate, to, run_bytes, one.filled.after)
+                def write(gate: Gate, key: RegionKey = key, pages: Ints = pages, to: Ints = to) -> Transfer:
+                    return write_runs(self._fabric, region, pages, key, to, run_bytes, gate.imm, one.filled.after)
 
-            await self._submit(one, receiver, len(pages), write)
+                await self._submit(one, receiver, len(pages), write)
 
     async def _post_gathered(self, one: _Posted, batch: Gathered) -> None:
         def write(gate: Gate) -> Transfer:
-            transfer, sums = write_boxes(self._fabric, batch.region, batch.boxes, gate.key, gate.imm)
+            (key,) = gate.memory.keys  # what is gathered goes into memory of the engine's own, which lies in one piece
+            transfer, sums = write_boxes(self._fabric, batch.region, batch.boxes, key, gate.imm)
             if self.kind == "xxh3":
                 one.left[transfer] = (batch.numbers, sums)
             return transfer

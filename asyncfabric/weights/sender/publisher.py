@@ -20,7 +20,6 @@ from asyncfabric import (
     Fabric,
     FabricError,
     PeerError,
-    RegionKey,
     RemoteProtocolError,
 )
 from asyncfabric._bridge.faults import another_loop
@@ -56,7 +55,7 @@ from asyncfabric.weights.sender.program import Program
 from asyncfabric.weights.sender.scratch import Scratch
 from asyncfabric.weights.sender.shards import ShardMap, Shards, gathers, open_shards
 from asyncfabric.weights.sender.version import AwaitedMessages, Preparation, Publication, PublishReport
-from asyncfabric.weights.writing import Gate
+from asyncfabric.weights.writing import gate_of
 
 logger: logging.Logger = logging.getLogger("asyncfabric.weights")
 
@@ -294,7 +293,7 @@ class WeightPublisher:
             case Write() if one is not None and event.version == one.version:
                 one.write = event
             case Opened() if one is not None and event.version == one.version:
-                one.gates[sender] = Gate(RegionKey.from_bytes(event.key), event.imm, event.share_bytes)
+                one.gates[sender] = gate_of(event)
                 one.offered_slots[sender] = event.coded_slots
                 one.kinds.add(event.checksum)
                 if self._codings is not None:
@@ -355,6 +354,7 @@ async def open_publisher(
     scratch_bytes: int = SCRATCH_BYTES,
     codings: Iterable[str] = (),
     coding: Rule = "auto",
+    gather: bool = True,
 ) -> AsyncIterator[WeightPublisher]:
     """Open one trainer's part in updates; its shards are registered once.
 
@@ -368,6 +368,8 @@ async def open_publisher(
         codings: that may be used for receivers that read them: "delta", "exponent". With "delta" what was sent last is
             kept once more while deltas pay, and twice while a version is being sent.
         coding: "auto" uses one where it was measured to be faster than plain bytes; "always" wherever both ends can.
+        gather: whether a rail that can may put boxes in order while it writes them; False for replicas in memory of
+            their callers, into which none can.
 
     Raises:
         ValueError: a shard is missing or is not what the plan states; a coding is not known, or wanted for shards on a
@@ -384,8 +386,8 @@ async def open_publisher(
             )
         sender = SenderCodings(fabric, held, trainer_name(rank), wanted, coding) if wanted else None
         # What is coded is read by the trainer anyway, so nothing would be left of it to gather.
-        gather = not wanted and gathers(fabric, held.device)
-        preparation = Preparation(fabric, plan, rank, held, scratch_bytes, gather)
+        gathered = gather and not wanted and gathers(fabric, held.device)
+        preparation = Preparation(fabric, plan, rank, held, scratch_bytes, gathered)
         publisher = WeightPublisher(fabric, channel, rank, held, preparation, sender)
         try:
             async with beside() as tasks:

@@ -37,6 +37,7 @@ class Wish(msgspec.Struct, frozen=True):
         rank, ranks: of it, and how many it has.
         tensors: by name.
         rules, tied, conversions: as in `moves_by_rules`; those of rank 0 count.
+        in_place: versions arrive in its tensors.
     """
 
     replica: str
@@ -46,6 +47,7 @@ class Wish(msgspec.Struct, frozen=True):
     rules: tuple[Rule, ...]
     tied: tuple[tuple[str, ...], ...] = ()
     conversions: dict[str, tuple[str, ...]] = {}
+    in_place: bool = False
 
 
 class JoinAnswer(msgspec.Struct, frozen=True):
@@ -58,12 +60,14 @@ class JoinAnswer(msgspec.Struct, frozen=True):
 class Blueprint(msgspec.Struct, frozen=True):
     """The plan of one layout of engines, and for each rank the part of each tensor that a version fills.
 
-    `converted`: the conversion of each tensor that has one. `refusal`: of the first engine: why there is no plan.
+    `converted`: the conversion of each tensor that has one. `in_place`: versions arrive in the engines' own tensors.
+    `refusal`: of the first engine: why there is no plan.
     """
 
     plan: bytes = b""
     filled: list[dict[str, Shape]] = []
     converted: dict[str, str] = {}
+    in_place: bool = False
     refusal: str = ""
 
 
@@ -133,13 +137,15 @@ def planned(reported: Sequence[Sequence[Holding]], engine: Sequence[Wish], chunk
     """Make the plan of an engine; raises ValueError where the trainer's parameters do not go into its tensors."""
     rooms = [{name: LocalTensor(*shape) for name, shape in wish.tensors.items()} for wish in engine]
     held, first = held_by(reported), engine[0]
+    if any(wish.in_place != first.in_place for wish in engine):
+        raise ValueError(f"some ranks of {first.replica} have shadow='none', and others do not: give all of them one")
     moves = moves_by_rules(held, rooms, first.rules, first.tied, first.conversions)
     plan = plan_weights(moves, trainers=len(reported), receivers=len(engine), replicas=(), chunk_bytes=chunk_bytes)
     filled: list[dict[str, Shape]] = [
         {name: (one.dtype, one.shape) for name, one in local_tensors(moves, rank).items()}
         for rank in range(len(engine))
     ]
-    return plan, Blueprint(to_bytes(plan), filled, conversions_by_rules(held, first.rules))
+    return plan, Blueprint(to_bytes(plan), filled, conversions_by_rules(held, first.rules), first.in_place)
 
 
 async def put(join: Join, key: str, value: object) -> None:

@@ -178,7 +178,7 @@ class Engines:
                     self._changed.notify()
                 return
             await put(self._join, f"blueprint/{layout}", blueprint)
-            self._layouts.open(layout, plan)
+            self._layouts.open(layout, plan, blueprint.in_place)
             self._changed.notify()
         self._known[name] = (layout, wishes)
         self._tasks.start_soon(self._admit, layout, ranks)
@@ -250,7 +250,8 @@ def _alike(wishes: Sequence[Wish], others: Sequence[Wish]) -> bool:
     """Return whether two engines have one plan."""
     one, other = wishes[0], others[0]
     same_table = (one.rules, one.tied, one.conversions) == (other.rules, other.tied, other.conversions)
-    return same_table and [each.tensors for each in wishes] == [each.tensors for each in others]
+    mine, theirs = ([(each.tensors, each.in_place) for each in ranks] for ranks in (wishes, others))
+    return same_table and mine == theirs
 
 
 def _difference(wish: Wish, known: Sequence[Wish]) -> str:
@@ -265,4 +266,6 @@ def _difference(wish: Wish, known: Sequence[Wish]) -> str:
                 f"{name}: {who} has {wish.tensors.get(name, 'no such tensor')}, and joined with "
                 f"{before.tensors.get(name, 'no such tensor')}"
             )
+    if wish.in_place != before.in_place:
+        return f"{who} joined {'in place' if before.in_place else 'with a shadow'}, and comes back otherwise"
     return f"{who} has other rules than it joined with"

@@ -57,10 +57,10 @@ class Layouts:
         self._tasks = tasks
         self._opened = Notice()
 
-    def open(self, layout: int, plan: Plan) -> None:
-        """Begin to serve a layout."""
+    def open(self, layout: int, plan: Plan, in_place: bool) -> None:
+        """Begin to serve a layout; `in_place`: versions arrive in the tensors of its engines."""
         self.plans[layout] = plan
-        self._tasks.start_soon(self._serve, layout, plan)
+        self._tasks.start_soon(self._serve, layout, plan, in_place)
 
     async def publisher(self, layout: int) -> WeightPublisher:
         """Return the publisher of a layout once it is open.
@@ -79,17 +79,19 @@ class Layouts:
         try:
             while True:
                 layout = len(self.plans)
-                plan, _ = await get_blueprint(self._join, layout)
-                self.open(layout, plan)
+                plan, blueprint = await get_blueprint(self._join, layout)
+                self.open(layout, plan, blueprint.in_place)
         except BrokenError as error:
             logger.warning("no more layouts of engines come: %s", error)
 
-    async def _serve(self, layout: int, plan: Plan) -> None:
+    async def _serve(self, layout: int, plan: Plan, in_place: bool) -> None:
         async with AsyncExitStack() as stack:
             if self.rank == 0:
                 channel = await stack.enter_async_context(open_scoped(self._join, self._fabric, layout, COORDINATOR))
-                log = self._log.with_name(f"{self._log.name}.{plan.digest[:12]}") if self._log else None
-                coordinator = await stack.enter_async_context(open_coordinator(channel, plan, log))
+                kind = f"{plan.digest[:12]}{'-in-place' if in_place else ''}"  # one plan may be of two layouts
+                log = self._log.with_name(f"{self._log.name}.{kind}") if self._log else None
+                # In place nobody may hold the last version while the next one comes: the training has its weights.
+                coordinator = await stack.enter_async_context(open_coordinator(channel, plan, log, keep=not in_place))
                 self._tasks.start_soon(_decide, coordinator)
                 self._tasks.start_soon(_refuse_deserted, coordinator)
                 self.coordinators[layout] = coordinator
@@ -97,7 +99,7 @@ class Layouts:
                 open_scoped(self._join, self._fabric, layout, trainer_name(self.rank))
             )
             self.publishers[layout] = await stack.enter_async_context(
-                open_publisher(self._fabric, mine, plan, self.rank, self._shards)
+                open_publisher(self._fabric, mine, plan, self.rank, self._shards, gather=not in_place)
             )
             self._opened.notify()
             await anyio.sleep_forever()

@@ -18,7 +18,11 @@ WORD_BYTES = 8
 
 
 class OwnTensors:
-    """The targets of one rank; the shadows that versions arrive in are numbered."""
+    """The targets of one rank; the shadows that versions arrive in are numbered.
+
+    Attributes:
+        arriving: names of what arrives in a shadow.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class OwnTensors:
             for name, shape in filled.items()
             if name not in conversions
         }
+        self.arriving: tuple[str, ...] = tuple(filled)
         self._conversions = conversions
         self._results = {
             name: [tensors[name + suffix] for suffix in conversion.suffixes] for name, conversion in conversions.items()
@@ -42,7 +47,7 @@ class OwnTensors:
             for suffix, target in zip(conversion.suffixes, self._results[name], strict=True)
         }
         self._without_memory = next((name for name, target in targets.items() if target.is_meta), "")
-        self._device = next((target.device for target in targets.values() if target.is_cuda), None)
+        self._device = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
         self._pairs: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         self._copied: torch.cuda.Event | None = None
 
@@ -109,6 +114,11 @@ class OwnTensors:
                 )
         return results
 
+    def finish(self) -> None:
+        """Return when the engine's GPU has done what it was given, on every stream; at once without a GPU."""
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)
+
     def settle(self) -> None:
         """Return when no copy reads a shadow any more."""
         if self._copied is not None:
@@ -159,7 +169,7 @@ def device_of_shadow(shadow: str, tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the name of the device that versions arrive on.
 
     Args:
-        shadow: "host", "device", which is where the tensors are, or the name of a device.
+        shadow: "host", "device", which is where the tensors are, or the name of a device; "none": in the tensors.
         tensors: of the engine.
 
     Raises:
@@ -167,9 +177,13 @@ def device_of_shadow(shadow: str, tensors: Mapping[str, torch.Tensor]) -> str:
     """
     if shadow == "host":
         return "cpu"
+    if shadow == "none":
+        return next((str(tensor.device) for tensor in tensors.values() if tensor.is_cuda), "cpu")
     if shadow != "device":
         if shadow.partition(":")[0] not in ("cpu", "cuda"):
-            raise ValueError(f"shadow must be 'host', 'device' or the name of a device as 'cuda:0', got {shadow!r}")
+            raise ValueError(
+                f"shadow must be 'host', 'device' or the name of a device as 'cuda:0', or 'none', got {shadow!r}"
+            )
         return shadow
     devices = sorted({str(tensor.device) for tensor in tensors.values()})
     if len(devices) != 1 or devices[0] == "meta":

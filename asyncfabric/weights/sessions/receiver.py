@@ -1,7 +1,7 @@
 """Receiver: one rank of an engine, whose own tensors take each version at a moment that the engine chooses.
 
-Event loop's thread. A version arrives in memory beside the engine's tensors; `apply` copies it into them, so addresses
-stay as they are, and CUDA graphs that were captured over them stay right.
+Event loop's thread. A version arrives in memory beside the engine's tensors, and `apply` copies it into them; or, in
+place, it arrives in the tensors while the engine is paused. Addresses stay, so CUDA graphs over them stay right.
 """
 
 from __future__ import annotations
@@ -20,18 +20,27 @@ from asyncfabric.weights.receiver.replica import WeightReplica, open_replica
 from asyncfabric.weights.sessions.blueprint import Wish, get_answer, get_confirmation, put_wish
 from asyncfabric.weights.sessions.conversions import CONVERSIONS, Conversion
 from asyncfabric.weights.sessions.directory import Meeting, attend
+from asyncfabric.weights.sessions.in_place import memory_within
 from asyncfabric.weights.sessions.own_tensors import OwnTensors, device_of_shadow, gpu_of, tied
 from asyncfabric.weights.sessions.page_locks import locked_for
 from asyncfabric.weights.sessions.scoped import open_scoped
 from asyncfabric.weights.sessions.sender import NamedTensors, tensors_of
 from asyncfabric.weights.tensors import dtype_of, tensor_over
+from asyncfabric.weights.threads import in_thread
 
 
 class WeightReceiver:
-    """One rank of an engine; made by `async with open_receiver(...)`."""
+    """One rank of an engine; made by `async with open_receiver(...)`.
 
-    def __init__(self, replica: WeightReplica, own: OwnTensors, filled: Mapping[str, LocalTensor]) -> None:
+    Attributes:
+        in_place: whether versions arrive in the engine's tensors (`shadow="none"`): `apply_in_place` is for these.
+    """
+
+    def __init__(
+        self, replica: WeightReplica, own: OwnTensors, filled: Mapping[str, LocalTensor], in_place: bool
+    ) -> None:
         """Not for users: `async with open_receiver(...)`."""
+        self.in_place: bool = in_place
         self._replica = replica
         self._own = own
         self._filled = filled
@@ -39,7 +48,7 @@ class WeightReceiver:
 
     @property
     def version(self) -> int:
-        """The version that is in the engine's tensors, 0 for none."""
+        """The version that is whole in the engine's tensors, 0 for none; in place 0 too while the next one comes."""
         return self._applied
 
     @property
@@ -48,7 +57,12 @@ class WeightReceiver:
         return self._replica.refusal
 
     def poll(self) -> int:
-        """Return the version that `apply` would bring, 0 while there is no newer one. Costs next to nothing."""
+        """Return the version that `apply` would bring, 0 while there is no newer one. Costs next to nothing.
+
+        In place it is one that waits to arrive, until `apply_in_place`.
+        """
+        if self.in_place:
+            return self._replica.coming
         held = self._replica.held_version
         return held if held > self._applied else 0
 
@@ -60,6 +74,8 @@ class WeightReceiver:
 
         Cancellation: only this wait ends.
         """
+        if self.in_place:
+            return await self._replica.wait_coming()
         return await self._replica.wait_version(self._applied + 1)
 
     def begin_apply(self) -> int:
@@ -67,14 +83,20 @@ class WeightReceiver:
 
         `apply` is this and `copy`. A program whose engine runs in another thread than the event loop calls the two
         apart: this one in the thread of the loop.
+
+        Raises:
+            ClosedError: the receiver was left.
+            ValueError: versions arrive in place.
         """
+        if self.in_place:
+            raise ValueError("versions arrive in the engine's own tensors: use apply_in_place()")
         self.settle()
         return self._replica.step_boundary()
 
     def copy(self, version: int, stream: torch.cuda.Stream | None = None) -> int:
         """Copy what `begin_apply` returned into the engine's tensors; return it. In any thread; `stream` as `apply`."""
         if version and version != self._applied:
-            self._own.copy(self._replica.serving_copy, self._shadow(), stream)
+            self._own.copy(self._replica.serving_copy, self._shadow(), stream)  # in place: of what arrived beside
             self._applied = version
         return self._applied
 
@@ -94,9 +116,48 @@ class WeightReceiver:
 
         Raises:
             ClosedError: the receiver was left.
-            ValueError: the engine's tensors have no memory; `take` is for those.
+            ValueError: the engine's tensors have no memory, `take` is for those; or versions arrive in place.
         """
         return self.copy(self.begin_apply(), stream)
+
+    async def apply_in_place(self, stream: torch.cuda.Stream | None = None) -> int:
+        """Let the version that waits come into the engine's tensors, with the engine paused; return which they have.
+
+        Nothing may read or write the tensors from this call on until it has returned: no step, no replay of a graph.
+        What their GPU was given before is waited for. At all other times nothing is written into them.
+
+        It returns when the version is whole and decided at every engine that has no shadow and is laid out alike, which
+        takes as long as the slowest of them to call this, and the bytes. A version that is offered and that the engine
+        does not let in is waited for as with a shadow (`boundary_s`). Where none waits it returns at once.
+
+        Args:
+            stream: of the tensors' GPU, for what arrives beside the tensors, as in `apply`.
+
+        Raises:
+            BrokenError: the version was cut off, as by the end of the training or of another rank, and the tensors hold
+                parts of several: `version` is 0, and nothing may compute with them. The next version repairs all of
+                them: wait for it and call this again. If there is none any more, load them some other way.
+            ClosedError: the receiver was left.
+            ValueError: versions arrive in a shadow; `apply` is for those.
+
+        Cancellation: only this wait ends, so a deadline is a cancel scope around it. The version goes on coming into
+        the tensors: the engine stays paused until a later call has returned or raised BrokenError.
+        """
+        return self.copy(await self.begin_in_place(), stream)
+
+    async def begin_in_place(self) -> int:
+        """Do what `apply_in_place` does, but for `copy` of what arrived beside; return the version, 0 for none.
+
+        A program whose engine runs in another thread than the event loop calls the two apart. Errors and cancellation
+        are those of `apply_in_place`.
+        """
+        if not self.in_place:
+            raise ValueError("versions arrive in a shadow: use apply()")
+        if not self.poll():
+            return self._applied
+        await in_thread(self._own.finish)
+        self._applied = 0
+        return await self._replica.let_in()
 
     def take(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the newest complete version, for an engine that copies them by itself; empty for none.
@@ -109,7 +170,7 @@ class WeightReceiver:
 
     def _shadow(self) -> dict[str, torch.Tensor]:
         bytes_of = self._replica.tensors()
-        return {name: tensor_over(bytes_of[name], one) for name, one in self._filled.items()}
+        return {name: tensor_over(bytes_of[name], self._filled[name]) for name in self._own.arriving}
 
 
 @asynccontextmanager
@@ -140,9 +201,11 @@ async def open_receiver(
         ranks: of the engine.
         rules: from the trainer's names to these; see `moves_by_rules`. Those of rank 0 count.
         config: how the fabric is opened, as for `open_sender`.
-        shadow: where versions arrive, until `apply` copies them: in "host" memory; on the "device" that the tensors
-            are on, where a copy is a matter of milliseconds; or on one that is named, as "cuda:0", for tensors without
-            memory. Two copies of the weights fit there besides the engine's own. A GPU needs a `cuda` rail at both
+        shadow: "none": versions arrive in the tensors themselves, while the engine is paused in `apply_in_place`; no
+            second copy is anywhere, but of tensors that are converted, lie in pieces or share memory, which arrive
+            beside. Else where versions arrive, until `apply` copies them: in "host" memory; on the "device" that the
+            tensors are on, where a copy is a matter of milliseconds; or on one that is named, as "cuda:0", for tensors
+            without memory. Two copies of the weights fit there besides the engine's own. A GPU needs a `cuda` rail at both
             ends, which `config=None` opens in a process that has used its GPU before.
         gpu: as "cuda:0", which copies from a shadow in host memory: that is page-locked for it. None is the one that
             the tensors are on; an engine that copies by itself what it takes, from tensors without memory, names it.
@@ -162,10 +225,11 @@ async def open_receiver(
     tensors = tensors_of(named)
     shapes = {each: (dtype_of(tensor), tuple(tensor.shape)) for each, tensor in tensors.items()}
     device = device_of_shadow(shadow, tensors)
-    reader = gpu_of(gpu, tensors)
+    in_place = shadow == "none"
+    reader = None if in_place else gpu_of(gpu, tensors)
     known = {**CONVERSIONS, **conversions}
     suffixes = {each: conversion.suffixes for each, conversion in known.items()}
-    wish = Wish(name, rank, ranks, shapes, tuple(rules), tied(tensors), suffixes)
+    wish = Wish(name, rank, ranks, shapes, tuple(rules), tied(tensors), suffixes, in_place)
     if not 0 <= rank < ranks:
         raise ValueError(f"rank must be in 0..{ranks - 1}, got {rank}")
     async with attend(join, serves=False) as met:
@@ -173,16 +237,18 @@ async def open_receiver(
         layout, plan, blueprint = await get_answer(met, number)
         filled = {each: LocalTensor(*shape) for each, shape in blueprint.filled[rank].items()}
         converted = {each: known[one] for each, one in blueprint.converted.items() if each in filled}
-        own = OwnTensors(tensors, {each: one.shape for each, one in filled.items()}, converted)
+        within = memory_within(tensors, filled, converted, device) if in_place else {}
+        beside = {each: one.shape for each, one in filled.items() if each not in within}
+        own = OwnTensors(tensors, beside, converted)
         own.check(filled)
         async with (
             open_fabric(config) as fabric,
             open_scoped(met, fabric, layout, receiver_name(name, rank)) as channel,
-            open_replica(fabric, channel, plan, name, rank, device=device) as replica,
+            open_replica(fabric, channel, plan, name, rank, own=within if in_place else None, device=device) as replica,
             locked_for(reader, replica.memories),
         ):
             await get_confirmation(met, number)
-            receiver = WeightReceiver(replica, own, filled)
+            receiver = WeightReceiver(replica, own, filled, in_place)
             try:
                 yield receiver
             finally:

@@ -227,7 +227,8 @@ async def open_sender(
         async with beside() as tasks:
             layouts = Layouts(fabric, met, here, shards, log, tasks)
             if here:
-                layouts.open(0, (await get_blueprint(met, 0))[0])
+                plan, blueprint = await get_blueprint(met, 0)
+                layouts.open(0, plan, blueprint.in_place)
                 tasks.start_soon(layouts.follow)
                 yield WeightSender(met, layouts, None, world, boundary_s)
                 return

@@ -142,7 +142,7 @@ def test_a_byte_that_changes_after_it_was_gathered_is_found(tmp_path: Path, monk
             def damaging(fabric: af.Fabric, source: af.Region, rows: Any, key: af.RegionKey, imm: Any = None) -> Any:
                 transfer, sums = write_boxes(fabric, source, rows, key, imm)
                 for copy in fixture.replicas["a/1"]._versions.copies:
-                    if not hit and bytes(key) == bytes(copy.region.key("write")):
+                    if not hit and bytes(key) == bytes(copy.doors[0].region.key("write")):
                         while not transfer.done:
                             pass
                         copy.memory[int(rows[0, 1]) + 70] ^= 1

@@ -74,7 +74,7 @@ def test_a_receiver_that_refuses_writes_fails_the_update_by_name(tmp_path: Path)
             await fixture.update(1)
             await fixture.flip(1)
             before = fixture.expected()
-            first = fixture.replicas["a/0"]._versions.copies[0].region
+            first = fixture.replicas["a/0"]._versions.copies[0].doors[0].region
             keys = first.key("write")
             await first.revoke()
             for publisher in fixture.publishers:
@@ -82,7 +82,7 @@ def test_a_receiver_that_refuses_writes_fails_the_update_by_name(tmp_path: Path)
 
                 def dead(sender: str, event: Any, take: Any = take) -> None:
                     if isinstance(event, Opened) and sender == "a/0":
-                        event = Opened(event.version, keys.to_bytes(), event.imm)
+                        event = Opened(event.version, [(0, keys.to_bytes())], event.imm)
                     take(sender, event)
 
                 publisher._take_message = dead  # type: ignore[method-assign]

@@ -109,7 +109,7 @@ def test_keys_of_a_version_are_dead_when_it_has_ended(tmp_path: Path, monkeypatc
 
             def listening(sender: str, event: Any) -> None:
                 if isinstance(event, Opened) and sender == "a/0":
-                    keys.append(af.RegionKey.from_bytes(event.key))
+                    keys.append(af.RegionKey.from_bytes(event.keys[0][1]))
                 take(sender, event)
 
             monkeypatch.setattr(fixture.publishers[0], "_take_message", listening)

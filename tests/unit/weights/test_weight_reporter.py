@@ -7,10 +7,9 @@ import pytest
 import trio
 import trio.testing
 
-from asyncfabric import RegionKey
 from asyncfabric.weights import writing as reporting
 from asyncfabric.weights.plan.batch import ReportShare
-from asyncfabric.weights.writing import LATEST_S, Gate, Reporter, shares_of
+from asyncfabric.weights.writing import LATEST_S, Gate, KeyedMemory, Reporter, shares_of
 
 Reported = list[tuple[str, list[int], list[int], int]]
 
@@ -88,7 +87,7 @@ def test_who_asks_for_no_share_learns_of_each_unit_and_first_words_come_in_turn(
     assert all(ReportShare(1000, 0).add(10) for _ in range(3))
     firsts = []
     for imm in range(16):
-        gate = Gate(RegionKey.__new__(RegionKey), imm, 1000)
+        gate = Gate(KeyedMemory([]), imm, 1000)
         share = shares_of({"a": gate}, {"a": 100_000})("a")
         assert share is not None
         firsts.append(next(number for number in range(1, 200) if share.add(10)))

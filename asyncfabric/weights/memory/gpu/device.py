@@ -7,6 +7,7 @@ memory, for tests.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,6 +54,16 @@ class TorchDevice:
     def memory_of(self, region: Region) -> Tensor:
         """Return the bytes of a region."""
         return region.tensor(torch.uint8)
+
+    def address(self, memory: Tensor) -> int:
+        """Return where a tensor begins."""
+        return memory.data_ptr()
+
+    def window(self, address: int, length_bytes: int) -> Tensor:
+        """Return a tensor over memory by its address."""
+        if self._device.type == "cpu":
+            return torch.frombuffer((ctypes.c_uint8 * length_bytes).from_address(address), dtype=torch.uint8)
+        return torch.as_tensor(_Window(address, length_bytes), device=self._device)
 
     def held(self, given: Any, dtype: str, shape: tuple[int, ...]) -> Tensor:
         """Return the bits of a tensor, of the local part of a DTensor."""
@@ -237,6 +248,14 @@ class TorchDevice:
         if stream is None:
             stream = self._streams.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return stream
+
+
+class _Window:
+    """Memory of a GPU by its address, as torch takes it."""
+
+    def __init__(self, address: int, length_bytes: int) -> None:
+        about = {"shape": (length_bytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+        self.__cuda_array_interface__ = about
 
 
 def _cubes(box: Tensor) -> Iterator[tuple[Any, ...]]:
