@@ -269,7 +269,10 @@ class Receiver:
             self._next = None
             self._left_out = version
         if self.state in (State.RECEIVING, State.VERIFIED) and version == self.version:
-            self._left_out = version if self._at_stop is not None else 0
+            if self._at_stop is not None:
+                self._left_out = version
+            elif self.state is State.RECEIVING:  # it may have been left out just before its Ready
+                return [*self._drop(), Report(Reached(version))]
             return self._drop()
         return []
 

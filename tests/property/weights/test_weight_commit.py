@@ -40,22 +40,30 @@ class Node:
     fetching: Fetch | None = None
     dropped: list[int] = field(default_factory=list)  # arrivals that were discarded and have not ended
     connected: bool = False
+    let_in: bool = False  # of one whose owner uses its memory: the owner waits, and uses it no more
 
 
 class World:
     """Everything, and the invariants."""
 
-    def __init__(self, folder: Path, in_place: frozenset[str]) -> None:
+    def __init__(
+        self, folder: Path, in_place: frozenset[str], owned: frozenset[str] = frozenset(), keep: bool = True
+    ) -> None:
         self.path = folder / "log"
-        self.in_place = in_place
+        self.in_place = in_place | owned
+        self.owned = owned
+        self.keep = keep
         self.log = DecisionLog(self.path)
-        self.coordinator: Coordinator | None = Coordinator()
-        self.nodes = {name: Node(Receiver(in_place=name in in_place)) for name in NAMES}
+        self.coordinator: Coordinator | None = Coordinator(keep=keep)
+        self.nodes = {name: self.new(name) for name in NAMES}
         self.written: set[tuple[int, str]] = set()  # (version, receiver) that the sender may write to
         self.decided: set[int] = set()
         self.served: dict[str, int] = dict.fromkeys(NAMES, 0)
         self.deciding: Decide | None = None
         self.beginning: int = 0  # the version whose beginning is on its way to the disk
+
+    def new(self, name: str) -> Node:
+        return Node(Receiver(in_place=name in self.in_place, paused=name not in self.owned))
 
     # ---- the coordinator's side
 
@@ -121,7 +129,7 @@ class World:
         if self.coordinator is None:
             self.log = DecisionLog(self.path)
             assert self.log.committed == max(self.decided, default=0)
-            self.coordinator = Coordinator(begun=self.log.begun, committed=self.log.committed)
+            self.coordinator = Coordinator(begun=self.log.begun, committed=self.log.committed, keep=self.keep)
 
     def leave_out(self, name: str) -> None:
         """Go on without an engine that has not opened its memory; it may be about to."""
@@ -142,9 +150,11 @@ class World:
                     if node.connected:
                         node.outbox.append(effect.message)
                 case Open():
+                    assert name not in self.owned or node.let_in, "overwritten while its owner uses it"
                     assert name not in self.in_place or node.machine.serving == 0, "overwritten while it serves"
                     node.opened, node.opening, node.arrival = 0, effect.version, effect.arrival
                 case Fetch():
+                    assert name not in self.owned or node.let_in, "overwritten while its owner uses it"
                     assert name not in self.in_place or node.machine.serving == 0, "overwritten while it serves"
                     node.opened = effect.version
                     node.fetching = effect
@@ -206,10 +216,23 @@ class World:
 
     def flip(self, name: str) -> None:
         node = self.nodes[name]
+        if name in self.owned and not node.machine.coming:
+            return
+        node.let_in = name in self.owned
         self.act(name, node.machine.flip())
+        self.resume(name)
         serving = node.machine.serving
         assert serving == 0 or serving >= self.served[name], "WC-3: a version went back"
         self.served[name] = max(serving, self.served[name])
+
+    def resume(self, name: str) -> None:
+        """The owner of memory goes on with what came, or without, as `Versions.arrived` does."""
+        node = self.nodes[name]
+        if node.let_in and not node.machine.under_way:
+            if node.machine.state is State.COMMITTED:
+                self.act(name, node.machine.flip())
+            node.machine.resume()
+            node.let_in = False
 
     def connect(self, name: str) -> None:
         node = self.nodes[name]
@@ -230,7 +253,7 @@ class World:
 
     def kill(self, name: str) -> None:
         self.cut(name)
-        self.nodes[name] = Node(Receiver(in_place=name in self.in_place))
+        self.nodes[name] = self.new(name)
         self.served[name] = 0
 
     # ---- what must always hold
@@ -257,6 +280,7 @@ class World:
                 self.open_ends(name)
                 self.bytes_arrive(name, True)
                 self.fetch_ends(name)
+                self.resume(name)
                 self.flip(name)
             self.record(True)
             self.check()
@@ -279,6 +303,8 @@ STEPS = st.one_of(
     st.tuples(st.just("bytes_arrive"), name, st.integers(0, 9).map(bool)),
     st.tuples(st.just("record"), st.integers(0, 3).map(bool)),
     st.tuples(st.just("flip"), name),
+    st.tuples(st.just("flip"), name),
+    st.tuples(st.just("resume"), name),
     st.tuples(st.just("fetch_ends"), name),
     st.tuples(st.just("dropped_ends"), name, st.booleans()),
     st.tuples(st.just("connect"), name),
@@ -310,12 +336,17 @@ def rush(world: World, rounds: int, logged: bool = True) -> None:
 
 
 @settings(deadline=None, max_examples=250)
-@given(st.lists(STEPS, min_size=8, max_size=60), st.frozensets(name, max_size=3))
+@given(
+    st.lists(STEPS, min_size=8, max_size=60),
+    st.frozensets(name, max_size=3),
+    st.frozensets(name, max_size=3),
+    st.booleans(),
+)
 def test_every_survivor_serves_one_complete_decided_version(
-    steps: list[tuple[Any, ...]], in_place: frozenset[str]
+    steps: list[tuple[Any, ...]], in_place: frozenset[str], owned: frozenset[str], keep: bool
 ) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        world = World(Path(folder), in_place)
+        world = World(Path(folder), in_place, owned, keep)
         try:
             for what, *arguments in steps:
                 if what == "rush":

@@ -40,7 +40,7 @@ def test_an_arrival_that_was_dropped_reports_in_vain() -> None:
     receiver = Receiver()
     assert receiver.received(CatchUp(1, "a")) == [Fetch(1, "a", 1)]
     assert receiver.received(Prepare(2, "m")) == [Discard(1, 1), Open(2, "m", 2)]
-    assert receiver.received(Abort(2, "by choice")) == [Discard(2, 2)]
+    assert receiver.received(Abort(2, "by choice")) == [Discard(2, 2), Report(Reached(2))]
     assert receiver.received(CatchUp(1, "a")) == [Fetch(1, "a", 3)]
     assert receiver.fetched(1) == receiver.fetched(1, "lost") == receiver.opened(2) == receiver.failed(2, "lost") == []
     assert (receiver.state, receiver.held) == (State.FETCHING, 0)
