@@ -123,3 +123,23 @@ def test_a_receiver_reports_the_boundary_that_a_version_had_waited_for() -> None
         receiver.received(Abort(2, "it is late"))
         assert receiver.flip() == [Report(Reached(2))]
         assert receiver.serving == 1 and receiver.flip() == []
+
+
+def test_memory_that_its_owner_uses_is_opened_only_while_it_is_let_in() -> None:
+    receiver = Receiver(in_place=True, paused=False)
+    receiver.session_began()
+    assert receiver.received(Prepare(1, "m")) == [] and receiver.coming == 1 and not receiver.under_way
+    assert receiver.flip() == [Report(Stopped(1)), Open(1, "m", 1)] and receiver.under_way
+    receiver.opened(1)
+    receiver.verified(1)
+    assert receiver.under_way, "the coordinator may decide"
+    assert receiver.session_lost() == [] and not receiver.under_way, "nobody is there who would"
+    receiver.resume()
+    assert receiver.coming == 0
+    receiver.session_began()
+    assert receiver.received(Commit(1)) == [] and receiver.coming == 1
+    assert receiver.flip() == [] and receiver.serving == 1
+    receiver.resume()
+    assert receiver.received(Prepare(2, "m")) == [] and receiver.coming == 2
+    assert receiver.received(Abort(2, "it was late")) == [Discard(2, 2)] and receiver.coming == 2
+    assert receiver.flip() == [Report(Reached(2))] and receiver.coming == 0
