@@ -201,12 +201,12 @@ async def open_receiver(
         ranks: of the engine.
         rules: from the trainer's names to these; see `moves_by_rules`. Those of rank 0 count.
         config: how the fabric is opened, as for `open_sender`.
-        shadow: "none": versions arrive in the tensors themselves, while the engine is paused in `apply_in_place`; no
-            second copy is anywhere, but of tensors that are converted, lie in pieces or share memory, which arrive
-            beside. Else where versions arrive, until `apply` copies them: in "host" memory; on the "device" that the
-            tensors are on, where a copy is a matter of milliseconds; or on one that is named, as "cuda:0", for tensors
-            without memory. Two copies of the weights fit there besides the engine's own. A GPU needs a `cuda` rail at both
-            ends, which `config=None` opens in a process that has used its GPU before.
+        shadow: where versions arrive, until `apply` copies them: in "host" memory; on the "device" that the tensors
+            are on, where a copy is a matter of milliseconds; or on one that is named, as "cuda:0", for tensors without
+            memory. Two copies of the weights fit there besides the engine's own. Or "none": they arrive in the tensors
+            themselves, while the engine is paused in `apply_in_place`, and there is no other copy, but of tensors that
+            are converted, lie in pieces, share bytes or are on another device. A GPU needs a `cuda` rail at both ends,
+            which `config=None` opens in a process that has used its GPU before.
         gpu: as "cuda:0", which copies from a shadow in host memory: that is page-locked for it. None is the one that
             the tensors are on; an engine that copies by itself what it takes, from tensors without memory, names it.
         conversions: by the name that rules have in `convert`, besides those of

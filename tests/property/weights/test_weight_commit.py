@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +54,7 @@ class World:
     ) -> None:
         self.path = folder / "log"
         self.in_place = in_place | owned
-        self.owned = owned
-        self.keep = keep
+        self.owned, self.keep = owned, keep
         self.log = DecisionLog(self.path)
         self.coordinator: Coordinator | None = Coordinator(keep=keep)
         self.nodes = {name: self.new(name) for name in NAMES}
@@ -145,17 +147,16 @@ class World:
     def act(self, name: str, effects: list[Any]) -> None:
         node = self.nodes[name]
         for effect in effects:
+            if isinstance(effect, Open | Fetch):
+                assert name not in self.in_place or node.machine.serving == 0, "overwritten while it serves"
+                assert name not in self.owned or node.let_in, "overwritten while its owner uses it"
             match effect:
                 case Report():
                     if node.connected:
                         node.outbox.append(effect.message)
                 case Open():
-                    assert name not in self.owned or node.let_in, "overwritten while its owner uses it"
-                    assert name not in self.in_place or node.machine.serving == 0, "overwritten while it serves"
                     node.opened, node.opening, node.arrival = 0, effect.version, effect.arrival
                 case Fetch():
-                    assert name not in self.owned or node.let_in, "overwritten while its owner uses it"
-                    assert name not in self.in_place or node.machine.serving == 0, "overwritten while it serves"
                     node.opened = effect.version
                     node.fetching = effect
                 case Discard():
@@ -235,10 +236,9 @@ class World:
             node.let_in = False
 
     def connect(self, name: str) -> None:
-        node = self.nodes[name]
-        if not node.connected and self.coordinator is not None:
-            node.connected = True
-            self.act(name, node.machine.session_began())
+        if not self.nodes[name].connected and self.coordinator is not None:
+            self.nodes[name].connected = True
+            self.act(name, self.nodes[name].machine.session_began())
 
     def cut(self, name: str) -> None:
         node = self.nodes[name]
@@ -286,14 +286,15 @@ class World:
             self.check()
         assert self.coordinator.phase is Phase.IDLE and self.coordinator.awaited == ()
         assert not self.coordinator.late, "at step boundaries, and left out for ever"
-        held = {name: node.machine.serving for name, node in self.nodes.items()}
-        assert held == self.coordinator.receivers
+        held = self.coordinator.receivers
+        assert held == {name: node.machine.serving for name, node in self.nodes.items()}
         if self.log.committed in held.values():
             assert set(held.values()) == {self.log.committed}, "who could be brought up was not"
         assert all(node.machine.state is State.IDLE for node in self.nodes.values()), "still in doubt"
 
 
 name = st.sampled_from(NAMES)
+some = st.frozensets(name, max_size=3)
 STEPS = st.one_of(
     st.tuples(st.just("begin"), st.booleans()),
     st.tuples(st.just("begun")),
@@ -302,7 +303,6 @@ STEPS = st.one_of(
     st.tuples(st.just("open_ends"), name),
     st.tuples(st.just("bytes_arrive"), name, st.integers(0, 9).map(bool)),
     st.tuples(st.just("record"), st.integers(0, 3).map(bool)),
-    st.tuples(st.just("flip"), name),
     st.tuples(st.just("flip"), name),
     st.tuples(st.just("resume"), name),
     st.tuples(st.just("fetch_ends"), name),
@@ -318,6 +318,16 @@ STEPS = st.one_of(
     st.tuples(st.just("rush"), st.integers(1, 4), st.booleans()),
     st.tuples(st.just("rush"), st.integers(1, 4), st.booleans()),
 )
+
+
+@contextmanager
+def opened(*about: Any) -> Iterator[World]:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        world = World(Path(folder), *about)
+        try:
+            yield world
+        finally:
+            world.log.close()
 
 
 def rush(world: World, rounds: int, logged: bool = True) -> None:
@@ -336,79 +346,55 @@ def rush(world: World, rounds: int, logged: bool = True) -> None:
 
 
 @settings(deadline=None, max_examples=250)
-@given(
-    st.lists(STEPS, min_size=8, max_size=60),
-    st.frozensets(name, max_size=3),
-    st.frozensets(name, max_size=3),
-    st.booleans(),
-)
+@given(st.lists(STEPS, min_size=8, max_size=60), some, some, st.booleans())
 def test_every_survivor_serves_one_complete_decided_version(
     steps: list[tuple[Any, ...]], in_place: frozenset[str], owned: frozenset[str], keep: bool
 ) -> None:
-    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        world = World(Path(folder), in_place, owned, keep)
-        try:
-            for what, *arguments in steps:
-                if what == "rush":
-                    rush(world, *arguments)
-                else:
-                    getattr(world, what)(*arguments)
-                world.check()
-            world.settle()
-        finally:
-            world.log.close()
+    with opened(in_place, owned, keep) as world:
+        for what, *arguments in steps:
+            (partial(rush, world) if what == "rush" else getattr(world, what))(*arguments)
+            world.check()
+        world.settle()
 
 
 def test_twenty_versions_without_faults() -> None:
-    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        world = World(Path(folder), frozenset({"c"}))
-        try:
+    with opened(frozenset({"c"})) as world:
+        world.settle()
+        for version in range(1, 21):
+            rush(world, 1)
             world.settle()
-            for version in range(1, 21):
-                rush(world, 1)
-                world.settle()
-                assert [node.machine.serving for node in world.nodes.values()] == [version] * 3
-        finally:
-            world.log.close()
+            assert [node.machine.serving for node in world.nodes.values()] == [version] * 3
 
 
 @pytest.mark.parametrize("flips", [0, 1])
 def test_an_abort_before_the_memory_is_open_in_place_leaves_nobody_empty(flips: int) -> None:
     """Before the step boundary the old version still serves; after it the coordinator knows that it is gone."""
-    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        world = World(Path(folder), frozenset({"c"}))
-        try:
-            world.settle()
-            rush(world, 1)
-            world.settle()
-            world.begin()
-            world.deliver("c", False)
-            for _ in range(flips):
-                world.flip("c")
-            world.sender_fails()
-            assert (world.nodes["c"].machine.serving == 0) == bool(flips)
-            world.settle()
-            assert [node.machine.serving for node in world.nodes.values()] == [1] * 3
-        finally:
-            world.log.close()
+    with opened(frozenset({"c"})) as world:
+        world.settle()
+        rush(world, 1)
+        world.settle()
+        world.begin()
+        world.deliver("c", False)
+        for _ in range(flips):
+            world.flip("c")
+        world.sender_fails()
+        assert (world.nodes["c"].machine.serving == 0) == bool(flips)
+        world.settle()
+        assert [node.machine.serving for node in world.nodes.values()] == [1] * 3
 
 
 def test_an_update_that_nobody_could_keep_the_old_version_of_stops_nobody() -> None:
     """With rollouts in place only, each second update was aborted after all had stopped for it."""
-    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
-        world = World(Path(folder), frozenset(NAMES))
-        try:
-            world.settle()
-            rush(world, 1)
-            world.settle()
-            rush(world, 4)
-            world.settle()
-            assert [node.machine.serving for node in world.nodes.values()] == [1] * 3
-            world.in_place = frozenset(NAMES[1:])
-            world.kill(NAMES[0])  # starts again with a shadow, and fetches the version that serves
-            world.settle()
-            rush(world, 1)
-            world.settle()
-            assert [node.machine.serving for node in world.nodes.values()] == [2] * 3
-        finally:
-            world.log.close()
+    with opened(frozenset(NAMES)) as world:
+        world.settle()
+        rush(world, 1)
+        world.settle()
+        rush(world, 4)
+        world.settle()
+        assert [node.machine.serving for node in world.nodes.values()] == [1] * 3
+        world.in_place = frozenset(NAMES[1:])
+        world.kill(NAMES[0])  # starts again with a shadow, and fetches the version that serves
+        world.settle()
+        rush(world, 1)
+        world.settle()
+        assert [node.machine.serving for node in world.nodes.values()] == [2] * 3
