@@ -35,7 +35,9 @@ def run_members(device: str, engine_device: str, rail: str, engine_rail: str, sh
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shadow", "rail"), [("device", "auto"), ("device", "cuda"), ("host", "auto")], ids=str)
+@pytest.mark.parametrize(
+    ("shadow", "rail"), [("device", "auto"), ("device", "cuda"), ("host", "auto"), ("none", "auto")], ids=str
+)
 def test_versions_come_into_tensors_that_a_graph_reads(far: int, shadow: str, rail: str) -> None:
     rails = [rail if rail == "auto" else f"cuda:{gpu}" for gpu in (0, far)]
     *_, engine = run_members("cuda:0", f"cuda:{far}", rails[0], rails[1], shadow)

@@ -127,8 +127,10 @@ class WeightReceiver:
         What their GPU was given before is waited for. At all other times nothing is written into them.
 
         It returns when the version is whole and decided at every engine that has no shadow and is laid out alike, which
-        takes as long as the slowest of them to call this, and the bytes. A version that is offered and that the engine
-        does not let in is waited for as with a shadow (`boundary_s`). Where none waits it returns at once.
+        takes as long as the slowest of them to call this, and the bytes; where the next version follows one that was
+        cut off at once, it brings that. Ranks of an engine that step together call this together: one of them polls,
+        and all `wait`. A version that is not let in is waited for as with a shadow (`boundary_s`). Where none waits
+        this returns at once.
 
         Args:
             stream: of the tensors' GPU, for what arrives beside the tensors, as in `apply`.
