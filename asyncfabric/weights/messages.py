@@ -158,7 +158,7 @@ Name = Annotated[str, Meta(max_length=256)]
 
 Column = Annotated[bytes, Meta(max_length=1 << 20)]
 
-Keys = Annotated[list[tuple[Annotated[int, Meta(ge=0)], Annotated[bytes, Meta(max_length=8192)]]], Meta(min_length=1)]
+Keys = list[tuple[Annotated[int, Meta(ge=0)], Annotated[bytes, Meta(max_length=8192)]]]
 """To a receiver's memory: the byte of its layout that each key begins at, ascending, and the key."""
 
 MOST_ROWS = 32768

@@ -132,7 +132,7 @@ class Versions:
             while self.machine.under_way and not self.ended:
                 version = self.machine.version
                 await self.changed.wait()
-            if self.ended:  # nobody will answer
+            if self.machine.under_way:  # and nobody will answer any more
                 self._give_up(self.ended)
             async with self._turn:  # what was cut off has taken back its keys
                 pass
