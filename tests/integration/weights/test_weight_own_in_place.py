@@ -40,14 +40,22 @@ async def training(weights: Mapping[str, Any], join: LocalJoin) -> AsyncIterator
             nursery.cancel_scope.cancel()
 
 
-async def take_three(weights: Mapping[str, Any], engine: Mapping[str, Any], **options: Any) -> list[dict[str, Any]]:
-    """Let three versions in; return the tensors after each. Their addresses stayed, and nothing came at other times."""
+async def take_three(
+    weights: Mapping[str, Any], engine: Mapping[str, Any], beside: set[str], **options: Any
+) -> list[dict[str, Any]]:
+    """Let three versions in; return the tensors after each. Their addresses stayed, and nothing came at other times.
+
+    `beside` are the only ones that there is a second copy of.
+    """
     join, found = LocalJoin(), []
     places, before = (
         {name: f(tensor) for name, tensor in engine.items()} for f in (torch.Tensor.data_ptr, torch.clone)
     )
     opened = open_receiver(engine, join, config=LOCAL, shadow="none", **options)
     async with training(weights, join) as begin, opened as receiver:
+        (copy,) = receiver._replica.copies
+        own = {tensor.data_ptr() for tensor in engine.values()}
+        assert {name for name, memory in copy.items() if memory.ctypes.data not in own} == beside
         for version in (1, 2, 3):
             begin(version)
             assert await receiver.wait() == receiver.poll() == version
@@ -67,7 +75,7 @@ async def test_tensors_larger_than_what_comes_keep_the_rest() -> None:
     weights = {name: torch.randn(size, dtype=torch.bfloat16) for name, size in sizes.items()}
     before = {name: weight.clone() for name, weight in weights.items()}
     engine = {name: torch.full(room, UNTOUCHED, dtype=torch.bfloat16) for name, room in rooms.items()}
-    for version, found in enumerate(await take_three(weights, engine), 1):
+    for version, found in enumerate(await take_three(weights, engine, {"columns"}), 1):
         for name, tensor in found.items():
             wanted = torch.full(rooms[name], UNTOUCHED, dtype=torch.bfloat16)
             wanted[tuple(slice(side) for side in sizes[name])] = before[name] * version
@@ -92,8 +100,9 @@ async def test_views_tied_tensors_and_converted_ones_are_right_too() -> None:
     weights["head"] = weights["embed"].clone()
     before = {name: weight.clone() for name, weight in weights.items()}
     before["a"].view(-1)[60:] = before["d"]
+    beside = {"b", "c", "d", "head", "made"}
     rules = (Rule(source="made", convert="fp8-channel"), Rule(source="(.*)", tensor=r"\1"))
-    for version, found in enumerate(await take_three(weights, engine, rules=rules), 1):
+    for version, found in enumerate(await take_three(weights, engine, beside, rules=rules), 1):
         for name in ("a", "b", "c", "d", "embed", "head"):
             assert torch.equal(found[name], before[name] * version), (version, name)
         bits, scales = CONVERSIONS["fp8-channel"].function(before["made"] * version)
