@@ -216,9 +216,13 @@ class StoreChannels(Generic[Message]):
                 box.channel.find(peer.name)
 
     def _lose(self, peer: StoreMember, reason: str) -> None:
+        if self._direct is not None:
+            self._direct.gather_nowait()  # what it sent before it left is here
+        self._end(peer, reason)
+
+    def _end(self, peer: StoreMember, reason: str) -> None:
         if self._peers.get(peer.name) is peer:
             if self._direct is not None:
-                self._direct.gather_nowait()  # what it sent before it left is here
                 self._direct.lose(peer.number)
             del self._peers[peer.name]
             for box in self._boxes.values():
@@ -239,6 +243,8 @@ class StoreChannels(Generic[Message]):
             if (data := stream.whole(found)) is not None:
                 box.channel.put(peer.name, data)
                 box.whole[peer.number] = stream.messages
+        if stream.overrun or box.channel.untaken(peer.name) > self._window:
+            self._end(peer, "it sent more than its window has room for")
 
     # ---- sending
 

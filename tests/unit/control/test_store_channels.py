@@ -103,14 +103,19 @@ async def test_members_of_one_process_need_no_store_for_their_messages() -> None
 
 
 @asynccontextmanager
-async def two_with_fabrics(store: WrittenKeys) -> AsyncIterator[tuple[list[af.Fabric], list[MemberChannel[bytes]]]]:
-    """Members a and b, each with a fabric, that have found each other and answered: from now on they send over them."""
+async def two_with_fabrics(
+    store: WrittenKeys, window: int = 64
+) -> AsyncIterator[tuple[list[af.Fabric], list[MemberChannel[bytes]]]]:
+    """Members a and b, each with a fabric, that have found each other and answered: from now on they send over them.
+
+    `window` is that of b.
+    """
     config = af.FabricConfig(rails=("local",))
     with anyio.fail_after(30):
         async with af.open_fabric(config) as one, af.open_fabric(config) as other, anyio.create_task_group() as tasks:
             members = []
-            for fabric, name in ((one, "a"), (other, "b")):
-                channels = StoreChannels(store, CODEC)
+            for fabric, name, room in ((one, "a", 64), (other, "b", window)):
+                channels = StoreChannels(store, CODEC, window=room)
                 channels.use_fabric(fabric)
                 members.append(await channels.open(name))
                 tasks.start_soon(channels.run)
@@ -153,6 +158,16 @@ async def test_what_a_fabric_cannot_carry_comes_through_the_store_in_its_place()
         assert [await b.receive() for _ in range(20)] == [("a", b"%d" % number * 5000) for number in range(20)]
         assert isinstance((await b.receive())[1], PeerLost)
     assert store.messages
+
+
+@pytest.mark.anyio
+async def test_who_sends_more_than_the_window_of_its_recipient_is_lost() -> None:
+    store = WrittenKeys()
+    async with two_with_fabrics(store, window=4) as (_, (a, b)):
+        for number in range(10):
+            await a.send("b", b"%d" % number)
+        assert [await b.receive() for _ in range(5)] == [("a", b"%d" % number) for number in range(5)]
+        assert isinstance((await b.receive())[1], PeerLost)
 
 
 @pytest.mark.anyio
