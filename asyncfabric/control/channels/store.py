@@ -31,6 +31,7 @@ from asyncfabric.control.channels.store_calls import (
     Change,
     KeyStore,
     MemberFound,
+    MemberLost,
     PieceFetched,
     StoreBox,
     StoreCalls,
@@ -82,6 +83,7 @@ class StoreChannels(Generic[Message]):
         self._threads = anyio.CapacityLimiter(inf)
         self._boxes: dict[str, StoreBox] = {}
         self._peers: dict[str, StoreMember] = {}
+        self._leaving: dict[int, tuple[MemberLost, float]] = {}  # who left while pieces are on their way; until when
         self._direct: DirectPath | None = None
         self._failure = ""
         self._busy_until_s = 0.0
@@ -195,6 +197,8 @@ class StoreChannels(Generic[Message]):
         changes = await self._call(partial(self._calls.poll, list(self._boxes.values()), list(self._peers.values())))
         for change in changes:
             self._do(change)
+        for lost, until_s in list(self._leaving.values()):
+            self._lose(lost, until_s)
         await self._store_unsent()
         if changes:
             self._note_busy()
@@ -205,7 +209,7 @@ class StoreChannels(Generic[Message]):
         elif isinstance(change, MemberFound):
             self._find(change.peer)
         else:
-            self._lose(change.peer, change.reason)
+            self._lose(change, monotonic() + self._deadline_s)
 
     def _find(self, peer: StoreMember) -> None:
         self._peers[peer.name] = peer
@@ -215,10 +219,15 @@ class StoreChannels(Generic[Message]):
             if name != peer.name:
                 box.channel.find(peer.name)
 
-    def _lose(self, peer: StoreMember, reason: str) -> None:
-        if self._direct is not None:
-            self._direct.gather_nowait()  # what it sent before it left is here
-        self._end(peer, reason)
+    def _lose(self, lost: MemberLost, until_s: float) -> None:
+        """End the sessions with a member, once all has come that it had sent, or at the latest then."""
+        number = lost.peer.number
+        came = all(self._stream(box, number).number >= lost.sent.get(box.number, 0) for box in self._boxes.values())
+        if came or monotonic() >= until_s:
+            self._leaving.pop(number, None)
+            self._end(lost.peer, lost.reason)
+        else:
+            self._leaving.setdefault(number, (lost, until_s))
 
     def _end(self, peer: StoreMember, reason: str) -> None:
         if self._peers.get(peer.name) is peer:
@@ -236,9 +245,12 @@ class StoreChannels(Generic[Message]):
                     self._receive(box, peer, piece)
                     return
 
+    def _stream(self, box: StoreBox, number: int) -> PieceStream:
+        return box.received.setdefault(number, PieceStream())
+
     def _receive(self, box: StoreBox, peer: StoreMember, piece: MessagePiece) -> None:
         """Take in a piece, and put what is whole by it into the channel."""
-        stream = box.received.setdefault(peer.number, PieceStream())
+        stream = self._stream(box, peer.number)
         for found in stream.in_order(piece):
             if (data := stream.whole(found)) is not None:
                 box.channel.put(peer.name, data)

@@ -3,6 +3,7 @@
     PREFIX/members           how many members were ever opened        PREFIX/member/I     name of member I
     PREFIX/bell/I            added to after each message to it        PREFIX/beat/I       added to while it lives
     PREFIX/left/I            it closed                                PREFIX/taken/I/J     messages of I that J received
+    PREFIX/sent/I/J          pieces that I had sent to J when it closed
     PREFIX/message/I/J/N     piece N of I to J here, deleted by J     PREFIX/address/I     of its process's fabric
 
 A member polls one counter, its bell, which whoever sends to it adds to.
@@ -92,10 +93,15 @@ class MemberFound(NamedTuple):
 
 
 class MemberLost(NamedTuple):
-    """A member is gone."""
+    """A member is gone.
+
+    Attributes:
+        sent: of one that closed, how many pieces it had sent to each member here, by number.
+    """
 
     peer: StoreMember
     reason: str
+    sent: dict[int, int]
 
 
 class PieceFetched(NamedTuple):
@@ -131,7 +137,9 @@ class StoreCalls:
         return number
 
     def leave(self, box: StoreBox, peers: Iterable[int]) -> None:
-        """Note that a member is gone, and ring at its peers."""
+        """Note that a member is gone, and how much it sent, and ring at its peers."""
+        for number, stream in box.sent.items():
+            self._store.set(self._key("sent", box.number, number), str(stream.number))
         self._store.set(self._key("left", box.number), "it was closed")
         for number in peers:
             self._store.add(self._key("bell", number), 1)
@@ -169,7 +177,7 @@ class StoreCalls:
                 self._store.add(self._key("beat", box.number), 1)
         for peer in self._new_members():
             if (old := peers.get(peer.name)) is not None:
-                changes += [*self._fetch(old, boxes), MemberLost(old, "it began anew")]
+                changes += [*self._fetch(old, boxes), MemberLost(old, "it began anew", {})]
             peers[peer.name] = peer
             changes.append(MemberFound(peer))
         if self._was_rung(boxes, known) or beats or changes:
@@ -177,7 +185,8 @@ class StoreCalls:
                 reason_of_end = self._end_of(peer, beats)
                 changes += self._fetch(peer, boxes)  # after the question: everything that it sent is there
                 if reason_of_end:
-                    changes.append(MemberLost(peer, reason_of_end))
+                    sent = {box.number: int(self._read("sent", peer.number, box.number) or 0) for box in boxes}
+                    changes.append(MemberLost(peer, reason_of_end, sent))
         return changes
 
     def _new_members(self) -> Iterator[StoreMember]:

@@ -146,6 +146,48 @@ async def test_messages_go_over_fabrics_and_what_was_sent_last_comes_before_the_
     assert not store.messages
 
 
+class HeldBack:
+    """The messages of a fabric, which can be held back: as where its worker gets no processor."""
+
+    def __init__(self, stream: Any) -> None:
+        self.released = anyio.Event()
+        self.released.set()
+        self._stream = stream
+
+    def take_nowait(self) -> list[Any]:
+        return self._stream.take_nowait() if self.released.is_set() else []
+
+    def __aiter__(self) -> HeldBack:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._stream.__anext__()
+        await self.released.wait()
+        return message
+
+
+@pytest.mark.anyio
+async def test_a_loss_waits_for_what_was_sent_before_and_is_still_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[HeldBack] = []
+    real = af.Fabric.messages
+
+    def messages(fabric: af.Fabric) -> Any:
+        streams.append(HeldBack(real(fabric)))
+        return streams[-1]
+
+    monkeypatch.setattr(af.Fabric, "messages", messages)
+    async with two_with_fabrics(WrittenKeys()) as (_, (a, b)):
+        streams[1].released = anyio.Event()
+        await a.send("b", b"the last")
+        await a.aclose()
+        with anyio.move_on_after(0.5) as early:
+            assert not await b.receive(), "it left before its message came"
+        assert early.cancelled_caught
+        streams[1].released.set()
+        assert await b.receive() == ("a", b"the last")
+        assert isinstance((await b.receive())[1], PeerLost)
+
+
 @pytest.mark.anyio
 async def test_what_a_fabric_cannot_carry_comes_through_the_store_in_its_place() -> None:
     store = WrittenKeys()
