@@ -65,6 +65,10 @@ struct Pairs {
 bool place_pairs(std::span<const int32_t> experts, size_t choices, int32_t first, std::span<int64_t> begins,
                  const Pairs& pairs);
 
+// How many threads take part in a loop that is long enough, the caller among them; 0: by the cores. One loop at a time has them. Waits for
+// a loop that has them now.
+void use_threads(uint32_t threads);
+
 const char* sums_kind();  // which instructions the sums use: avx512, avx2 or plain
 
 }  // namespace asyncfabric::rows

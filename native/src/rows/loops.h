@@ -52,11 +52,15 @@ template <>
 struct Widest<RowKind::kBfloat16> : Double {};
 
 // kBlock pieces of sums stay in registers while the sources go by: each source is read once, the target written once.
+constexpr size_t kAheadBytes =
+    1024;  // of each source: rows lie apart, and processors see little of what comes next in several at once
+
 template <class Piece, size_t kBlock>
 [[gnu::always_inline]] inline void add_block(Floats (&sums)[kBlock * Piece::kVectors], const uint8_t* const* sources,
                                              const float* weights, size_t count, size_t offset) {
   for (size_t source = 0; source < count; ++source) {
     const uint8_t* from = sources[source] + offset;
+    for (size_t line = 0; line < kBlock * Piece::kBytes; line += 64) __builtin_prefetch(from + kAheadBytes + line);
     for (size_t piece = 0; piece < kBlock; ++piece) {
       Floats values[Piece::kVectors];
       Piece::load(from + piece * Piece::kBytes, values);

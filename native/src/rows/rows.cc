@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "rows/kernels.h"
+#include "rows/sharing.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -14,7 +15,7 @@
 namespace asyncfabric::rows {
 namespace {
 
-constexpr size_t kLanes = 16;
+constexpr size_t kLanes = 16, kLineBytes = 64;
 // A target larger than a core's share of the caches is written past them: whoever reads it next finds it in memory
 // either way, and its lines need not be read before they are overwritten.
 constexpr size_t kStreamFromBytes = size_t{12} << 20;
@@ -24,10 +25,30 @@ bool inside(std::span<const int64_t> index, size_t count) {
                      [count](int64_t each) { return each >= 0 && static_cast<uint64_t>(each) < count; });
 }
 
+// Rows lie apart, and a processor does not see where the next one begins: its first lines are asked for while others are added.
+// Always inline: GCC takes a function that only prefetches for one without effect and drops the call.
+[[gnu::always_inline]] inline void ask_for(const uint8_t* row, size_t width) {
+  constexpr size_t kLines = 16;
+  const size_t lines = std::min(kLines, width / kLineBytes);
+  for (size_t line = 0; line < lines; ++line) __builtin_prefetch(row + line * kLineBytes);
+}
+
 // Offsets ascend and stay within what they point into; one more of them than rows.
 bool ascending(std::span<const int64_t> offsets, size_t rows, size_t limit) {
   return offsets.size() == rows + 1 && offsets.front() >= 0 && std::is_sorted(offsets.begin(), offsets.end()) &&
          static_cast<uint64_t>(offsets.back()) <= limit;
+}
+
+// Whether rows can be written past the caches.
+bool at_lines(const Target& target) {
+  return target.row_bytes % kLineBytes == 0 && reinterpret_cast<uintptr_t>(target.data) % kLineBytes == 0;
+}
+
+// Streaming stores are weakly ordered: another thread may read the rows next.
+void end_streams() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 size_t element_bytes(RowKind kind) { return kind == RowKind::kFloat32 ? 4 : 2; }
@@ -56,7 +77,17 @@ class Addends {
     return true;
   }
 
-  // For tokens 0, 1, 2 ... in turn.
+  // Goes to a token, once; tokens ascend in each part.
+  void seek(size_t token) {
+    for (Part& part : parts_) {
+      const auto* begin = tokens_.data() + part.begin;
+      const auto* found = std::lower_bound(begin, tokens_.data() + part.end, static_cast<int64_t>(token));
+      part.at += found - begin;
+      part.begin += found - begin;
+    }
+  }
+
+  // For one token after the other, from the one that it went to, or from 0 on.
   std::span<const uint8_t* const> next(size_t token) {
     found_.clear();
     for (Part& part : parts_) {
@@ -95,34 +126,36 @@ bool take_rows(Source source, std::span<const int64_t> index, Target target) {
   if (source.row_bytes != target.row_bytes || index.size() != target.count || !inside(index, source.count))
     return false;
   const size_t width = source.row_bytes;
-  for (size_t row = 0; row < index.size(); ++row)
-    std::memcpy(target.data + row * width, source.data + static_cast<size_t>(index[row]) * width, width);
+  share_rows(index.size(), width, [&](size_t first, size_t end) {
+    for (size_t row = first; row < end; ++row)
+      std::memcpy(target.data + row * width, source.data + static_cast<size_t>(index[row]) * width, width);
+  });
   return true;
 }
 
 bool spread_rows(Source source, std::span<const int64_t> pair_offsets, std::span<const int64_t> position,
                  Target target) {
   if (source.row_bytes != target.row_bytes || !ascending(pair_offsets, source.count, position.size())) return false;
-  const auto first = static_cast<size_t>(pair_offsets.front()), last = static_cast<size_t>(pair_offsets.back());
-  if (!inside(position.subspan(first, last - first), target.count)) return false;
+  const auto first_pair = static_cast<size_t>(pair_offsets.front()),
+             last_pair = static_cast<size_t>(pair_offsets.back());
+  if (!inside(position.subspan(first_pair, last_pair - first_pair), target.count)) return false;
   const size_t width = source.row_bytes;
-  const bool streams =
-      target.count * width >= kStreamFromBytes && width % 64 == 0 && reinterpret_cast<uintptr_t>(target.data) % 64 == 0;
+  const bool past = target.count * width >= kStreamFromBytes && at_lines(target);
   const auto stream = best_kernels().stream;
-  for (size_t row = 0; row < source.count; ++row) {
-    const uint8_t* from = source.data + row * width;
-    for (auto pair = static_cast<size_t>(pair_offsets[row]); pair < static_cast<size_t>(pair_offsets[row + 1]);
-         ++pair) {
-      uint8_t* to = target.data + static_cast<size_t>(position[pair]) * width;
-      if (streams)
-        stream(to, from, width);
-      else
-        std::memcpy(to, from, width);
+  share_rows(source.count, width, [&](size_t first, size_t end) {
+    for (size_t row = first; row < end; ++row) {
+      const uint8_t* from = source.data + row * width;
+      for (auto pair = static_cast<size_t>(pair_offsets[row]); pair < static_cast<size_t>(pair_offsets[row + 1]);
+           ++pair) {
+        uint8_t* to = target.data + static_cast<size_t>(position[pair]) * width;
+        if (past)
+          stream(to, from, width);
+        else
+          std::memcpy(to, from, width);
+      }
     }
-  }
-#if defined(__x86_64__)
-  if (streams) _mm_sfence();  // streaming stores are weakly ordered: another thread may read the rows next
-#endif
+    if (past) end_streams();
+  });
   return true;
 }
 
@@ -130,32 +163,42 @@ bool weigh_rows(Source source, RowKind kind, std::span<const int64_t> pair_offse
                 std::span<const float> weights, Target target) {
   if (source.row_bytes != target.row_bytes || !fits(kind, source.row_bytes)) return false;
   if (weights.size() != position.size() || !ascending(pair_offsets, target.count, position.size())) return false;
-  const auto first = static_cast<size_t>(pair_offsets.front()), last = static_cast<size_t>(pair_offsets.back());
-  if (!inside(position.subspan(first, last - first), source.count)) return false;
+  const auto first_pair = static_cast<size_t>(pair_offsets.front()),
+             last_pair = static_cast<size_t>(pair_offsets.back());
+  if (!inside(position.subspan(first_pair, last_pair - first_pair), source.count)) return false;
   const auto sum = best_kernels().sum[static_cast<size_t>(kind)];
   const size_t width = source.row_bytes;
-  std::vector<const uint8_t*> sources;
-  for (size_t row = 0; row < target.count; ++row) {
-    const auto begin = static_cast<size_t>(pair_offsets[row]), end = static_cast<size_t>(pair_offsets[row + 1]);
-    sources.clear();
-    for (size_t pair = begin; pair < end; ++pair)
-      sources.push_back(source.data + static_cast<size_t>(position[pair]) * width);
-    sum(target.data + row * width, sources.data(), weights.data() + begin, sources.size(), width / element_bytes(kind));
-  }
+  share_rows(target.count, width, [&](size_t first, size_t end) {
+    std::vector<const uint8_t*> sources;
+    for (size_t row = first; row < end; ++row) {
+      const auto pair = static_cast<size_t>(pair_offsets[row]), behind = static_cast<size_t>(pair_offsets[row + 1]);
+      if (row + 1 < end)
+        for (size_t next = behind; next < static_cast<size_t>(pair_offsets[row + 2]); ++next)
+          ask_for(source.data + static_cast<size_t>(position[next]) * width, width);
+      sources.clear();
+      for (size_t each = pair; each < behind; ++each)
+        sources.push_back(source.data + static_cast<size_t>(position[each]) * width);
+      sum(target.data + row * width, sources.data(), weights.data() + pair, sources.size(),
+          width / element_bytes(kind));
+    }
+  });
   return true;
 }
 
 bool add_rows(Source source, RowKind kind, std::span<const int64_t> tokens, std::span<const Part> parts,
               Target target) {
-  Addends addends(source, tokens, parts);
-  if (source.row_bytes != target.row_bytes || !fits(kind, source.row_bytes) || !addends.valid(target.count))
-    return false;
+  const Addends all(source, tokens, parts);
+  if (source.row_bytes != target.row_bytes || !fits(kind, source.row_bytes) || !all.valid(target.count)) return false;
   const auto sum = best_kernels().sum[static_cast<size_t>(kind)];
-  for (size_t token = 0; token < target.count; ++token) {
-    const auto found = addends.next(token);
-    sum(target.data + token * target.row_bytes, found.data(), nullptr, found.size(),
-        target.row_bytes / element_bytes(kind));
-  }
+  share_rows(target.count, target.row_bytes, [&](size_t first, size_t end) {
+    Addends addends(source, tokens, parts);
+    addends.seek(first);
+    for (size_t token = first; token < end; ++token) {
+      const auto found = addends.next(token);
+      sum(target.data + token * target.row_bytes, found.data(), nullptr, found.size(),
+          target.row_bytes / element_bytes(kind));
+    }
+  });
   return true;
 }
 
@@ -163,13 +206,17 @@ bool gather_sums(Source source, RowKind kind, std::span<const int64_t> tokens, s
                  std::span<float> sums) {
   if (!fits(kind, source.row_bytes) || source.row_bytes == 0) return false;
   const size_t width = source.row_bytes / element_bytes(kind), count = sums.size() / width;
-  Addends addends(source, tokens, parts);
-  if (sums.size() != count * width || !addends.valid(count)) return false;
+  const Addends all(source, tokens, parts);
+  if (sums.size() != count * width || !all.valid(count)) return false;
   const auto carry = best_kernels().carry[static_cast<size_t>(kind)];
-  for (size_t token = 0; token < count; ++token) {
-    const auto found = addends.next(token);
-    if (!found.empty()) carry(sums.data() + token * width, found.data(), found.size(), width);
-  }
+  share_rows(count, source.row_bytes, [&](size_t first, size_t end) {
+    Addends addends(source, tokens, parts);
+    addends.seek(first);
+    for (size_t token = first; token < end; ++token) {
+      const auto found = addends.next(token);
+      if (!found.empty()) carry(sums.data() + token * width, found.data(), found.size(), width);
+    }
+  });
   return true;
 }
 

@@ -144,7 +144,7 @@ TEST(LocalCopyPool, GathersEachPartOnceAndCopiesPiecesBetweenThat) {
 
 TEST(LocalCopyPool, FewCoresCopyAloneAndManyLeaveSomeToOthers) {
   for (const auto& [cores, size] : {std::pair<int, uint32_t>{1, 1}, {2, 1}, {15, 1}, {16, 4}, {48, 4}, {256, 4}})
-    EXPECT_EQ(CopyPool::size_for(cores), size) << cores;
+    EXPECT_EQ(WorkPool::size_for(cores), size) << cores;
 }
 
 TEST(LocalCopyPool, EndsWithoutACallAndRightAfterOne) {

@@ -53,7 +53,7 @@ class LocalRail : public Rail {
   struct Rooms {
     Rooms(const Options& options, std::shared_ptr<Mapping> board_file, std::shared_ptr<WaitSet> wait_set)
         : copier(options.copy),
-          pool(copier, (options.copiers != 0 ? options.copiers : CopyPool::usual_size()) - 1),
+          pool(copier, (options.copiers != 0 ? options.copiers : WorkPool::usual_size()) - 1),
           board(std::move(board_file)),
           waits(std::move(wait_set)),
           regions(board),
