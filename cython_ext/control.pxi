@@ -165,3 +165,16 @@ cdef class _ControlRoom(_Hold):
         finally:
             self.leave()
         return peer
+
+    def key_memory(self, uint64_t key):
+        """Return the writable bytes behind a key where this process has them mapped, else None."""
+        cdef _KeyPages pages = _KeyPages.__new__(_KeyPages)
+        cdef NativeEngine* engine = self.enter()
+        try:
+            with nogil:
+                pages.held_ = engine.key_memory(key, &pages.length_)
+        finally:
+            self.leave()
+        if pages.held_.get() == NULL:
+            return None
+        return memoryview(pages)

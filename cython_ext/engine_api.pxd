@@ -3,9 +3,9 @@
 # and costs nothing on the good path.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cpp_bool
-from libcpp.memory cimport unique_ptr
+from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
@@ -137,6 +137,8 @@ cdef extern from "asyncfabric/types.h" namespace "asyncfabric" nogil:
 
 
 cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
+    void* alias_pages(void*, uint64_t) noexcept
+
     cdef cppclass ClosingInfo:
         uint32_t imm
         uint64_t age_ns
@@ -172,6 +174,7 @@ cdef extern from "asyncfabric/engine.h" namespace "asyncfabric" nogil:
         Status open_key(string_view, uint64_t*, KeyInfo*) except +
         void close_key(uint64_t) except +
         uint64_t peer_of_key(uint64_t) except +
+        shared_ptr[uint8_t] key_memory(uint64_t, uint64_t*) except +
 
         Status submit_write(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, int64_t, uint64_t*,
                             uint64_t) except +

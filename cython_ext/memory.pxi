@@ -1,25 +1,14 @@
 # memory.pxi: Python's view of engine-owned pages. The engine unmaps its pages when a region is released or the engine
 # closes, and Python objects (a memoryview, a tensor over it) may live longer. So a view is a second mapping of the same
-# shared pages with a life of its own: mremap(2) with old_size 0. Using a view after release is then harmless: it shows
-# the last bytes, and the pages are freed with the last view.
+# shared pages with a life of its own. Using a view after release is then harmless: it shows the last bytes, and the
+# pages are freed with the last view.
 # Rejected: refusing release while views exist. A tensor in a local variable would make `async with` fail at its end.
 
 
-cdef extern from *:
-    """
-    #include <sys/mman.h>
+cdef extern from "<sys/mman.h>" nogil:
+    int munmap(void*, size_t) noexcept
 
-    #include <cerrno>
-
-    namespace asyncfabric {
-    inline void* alias_pages(void* base, size_t length) noexcept {
-      void* alias = mremap(base, 0, length, MREMAP_MAYMOVE);
-      return alias == MAP_FAILED ? nullptr : alias;
-    }
-    }  // namespace asyncfabric
-    """
-    void* alias_pages "asyncfabric::alias_pages"(void*, size_t) noexcept nogil
-    int munmap(void*, size_t) noexcept nogil
+cdef extern from "<cerrno>" nogil:
     int errno
 
 
@@ -53,3 +42,13 @@ cdef _Pages alias_of(void* base, uint64_t length):
                            "only allocated regions have engine memory; a registered buffer is its own view")
     pages.length_ = length
     return pages
+
+
+cdef class _KeyPages:
+    """Owner of a peer's mapped memory, an exporter of the buffer protocol: the mapping stays while there is a view."""
+
+    cdef shared_ptr[uint8_t] held_
+    cdef uint64_t length_
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.held_.get(), <Py_ssize_t> self.length_, 0, flags)

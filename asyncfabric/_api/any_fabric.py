@@ -17,12 +17,14 @@ from asyncfabric._api.peers_known import PeersKnown
 from asyncfabric._api.region_list import list_regions
 from asyncfabric._api.transfer import TransferT
 from asyncfabric._bridge import faults
+from asyncfabric._bridge.engine import EngineStatusError
 from asyncfabric._bridge.faults import closed_meanwhile
 from asyncfabric.errors import ClosedError
 from asyncfabric.observe.why import format_waiting
 from asyncfabric.types import RailInfo, RailLeftOut, RegionInfo, Statistics, TraceEvent, TraceWhat, Waiting
 
 if TYPE_CHECKING:
+    from asyncfabric._api.key import RegionKey
     from asyncfabric._api.registering import Resolver
     from asyncfabric._bridge.dispatcher import CompletionDispatcher
     from asyncfabric.config import FabricConfig
@@ -52,6 +54,30 @@ class AnyFabric(PageOps[TransferT]):
             if not self.closed:
                 self._address = FabricAddress(self._address.incarnation, self._dispatcher.engine.address())
         return self._address
+
+    def mapped_memory(self, key: RegionKey) -> memoryview | None:
+        """Return the writable bytes behind a peer's key where this process has them mapped, else None.
+
+        As `ucp_rkey_ptr` of UCX and `nvshmem_ptr` of NVSHMEM: over shared memory of one host a store is the write. None
+        where a rail reaches the memory in another way, where the key permits no writing or is strict, for memory that
+        its owner registered instead of allocating it, and until the first transfer with this key has ended: it shows
+        the key to its owner.
+
+        What is stored there is visible to whoever sees the immediate of a transfer that is submitted afterwards. The
+        view stays usable when the peer is lost or has released the memory: nobody sees what is stored then. **Neither
+        `region.revoke()` nor `region.release()` of the owner waits for who stores**, so it is for memory that its owner
+        never revokes, and reads only where a counter states that stores are over.
+
+        Raises:
+            ValueError: the bytes of the key are damaged.
+            StaleKeyError: the key is known to be dead.
+            ClosedError: the fabric is closed.
+        """
+        engine = self._dispatcher.engine
+        try:
+            return engine.key_memory(key.open_for(self._dispatcher).id)
+        except EngineStatusError as error:
+            raise faults.refused(error, faults.FailedCall(f"mapping {key!r}")) from None
 
     @property
     def config(self) -> FabricConfig:

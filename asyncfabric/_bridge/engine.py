@@ -152,6 +152,7 @@ class Engine(Protocol):
     def open_key(self, key: bytes) -> tuple[int, KeyInfo]: ...
     def close_key(self, key: int) -> None: ...
     def peer_of_key(self, key: int) -> int: ...  # 0: its next use connects
+    def key_memory(self, key: int) -> memoryview | None: ...  # writable bytes of a peer that this process has mapped
 
     # Data ops; return the op id, end as OP completions.
     def submit_write(

@@ -137,6 +137,9 @@ class ControlCalls(EngineCore):
             peer = self.peer_table.of(parsed.incarnation) if parsed is not None else None
             return peer.id if peer is not None and peer.state is not PeerState.DISCONNECTED else 0
 
+    def key_memory(self, key: int) -> memoryview | None:
+        """Return None: no memory is mapped."""
+
     # Control calls.
 
     def submit_register(self, cookie: int, address: int, length: int, device: int, access: int) -> None:

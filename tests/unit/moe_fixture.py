@@ -15,6 +15,8 @@ from asyncfabric.moe import MoeConfig, MoeExchange, MoeGroup, MoeHandle, open_mo
 from asyncfabric.moe.reference import reference_combine
 
 PATIENCE_S = 90.0
+MAPPED = "local?foreign=cma"
+"""A local rail that maps memory of peers of its own process too, as between processes: rows are stored there."""
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
@@ -110,7 +112,7 @@ def grouped_right(config: MoeConfig, rank: int, handle: MoeHandle, everyone: lis
 async def ranks_of(
     config: MoeConfig,
     body: Callable[[MoeExchange, af.Fabric], Awaitable[None]],
-    rail: str | list[str] = "local",
+    rail: str | list[str] = MAPPED,
     **options: Any,
 ) -> None:
     """Open an exchange among fabrics of this process and run `body` for each rank at once."""

@@ -65,7 +65,7 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
             if step.sums is None:
                 width = lane.shape.back_row_bytes // lane.memory.back_dtype.itemsize
                 step.sums = torch.zeros((len(step.payload), width), dtype=torch.float32)
-            rows, parts = lane.memory.back[step.turn], _parts(lane, step, number)
+            rows, parts = lane.memory.incoming.back[step.turn], _parts(lane, step, number)
             kind = KINDS[lane.memory.back_dtype]
             row_loops().gather_sums(rows, kind, step.route.tokens, parts, step.sums.numpy())
             if number + 1 < mine.passes:
@@ -77,7 +77,7 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
 
 def _sums(lane: Lane, step: LaneStep) -> torch.Tensor:
     """Return the sums, rounded once."""
-    rows, dtype = lane.memory.back[step.turn], lane.memory.back_dtype
+    rows, dtype = lane.memory.incoming.back[step.turn], lane.memory.back_dtype
     if step.sums is not None:
         return step.sums.to(dtype)
     result = torch.empty((len(step.payload), rows.shape[1] // dtype.itemsize), dtype=dtype)
@@ -113,8 +113,10 @@ async def _post_back(lane: Lane, step: LaneStep, number: int, fill: Fill) -> Non
             continue
         first = int(step.offsets[member])
         begin, end = first + segment.begin, first + segment.end
-        if member == lane.me:
-            fill(begin, end, memory.back[step.turn][segment.at : segment.at + segment.rows])
+        if (reached := lane.reach(member)) is not None:
+            fill(begin, end, reached.back[step.turn][segment.at : segment.at + segment.rows])
+            if member != lane.me:
+                targets.append((member, 0, 0, 0))
             continue
         if used + segment.rows > shape.back_rows:
             await lane.post("back", memory.staging, ArrivalKind.BACK, step.turn, targets)

@@ -44,6 +44,14 @@ class MoeExchange(StepwiseExchange[MoeHandle]):
         """Bytes that the exchange may have allocated on this rank."""
         return buffer_bytes(self.config)
 
+    @property
+    def mapped_ranks(self) -> tuple[int, ...]:
+        """The ranks of this host in whose memory this process stores records and rows itself, over shared memory.
+
+        Known from the second step on. Writes to them carry no bytes, only an immediate.
+        """
+        return self._opened().mapped_ranks
+
     async def dispatch(
         self, x: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor | None = None
     ) -> MoeHandle:

@@ -41,6 +41,8 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owned:
     """
     await lane.settle("reported")
     await lane.settle("records")
+    if number == 1:
+        lane.find_mapped()
     shape, memory = lane.shape, lane.memory
     route = plan_route(owned, shape.members)
     counts, bounds, tokens = route.counts, route.offsets.tolist(), route.tokens
@@ -56,18 +58,21 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owned:
     for member in range(shape.members):
         begin, end = bounds[member], bounds[member + 1]
         rows = listed.between(begin, end)
-        ours = member == lane.me
-        front = memory.front(step.turn, member) if ours else memory.staged_front(member)
+        reached, there, count = lane.reach(member), shape.slot_row(step.turn, lane.me), min(end - begin, shape.private)
+        if reached is not None:
+            front, place = reached.front(step.turn, lane.me), reached.rows[there : there + count]
+            target = (member, 0, 0, 0)
+        else:
+            at, length = memory.staged_slot_row(member), record_bytes(shape, end - begin)
+            front, place = memory.staged_front(member), memory.staged[at : at + count]
+            before = at * shape.row_bytes - length, there * shape.row_bytes - length
+            target = (member, *before, length + count * shape.row_bytes)
         write_record(front, shape, lane.me, number, counts, rows)
-        at = shape.slot_row(step.turn, member) if ours else memory.staged_slot_row(member)
-        count = min(end - begin, shape.private)
+        if member == lane.me:
+            continue  # its rows go from the payload to their places
         if count:
-            place = (memory.rows if ours else memory.staged)[at : at + count]
             row_loops().take_rows(payload, tokens[begin : begin + count], place)
-        if not ours:
-            length = record_bytes(shape, end - begin)
-            there = shape.slot_row(step.turn, lane.me) * shape.row_bytes - length
-            targets.append((member, at * shape.row_bytes - length, there, length + count * shape.row_bytes))
+        targets.append(target)
     await lane.post("records", memory.staging, ArrivalKind.RECORD, step.turn, targets)
     return step
 
@@ -103,7 +108,7 @@ def read_all(lane: Lane, step: LaneStep) -> None:
     """Read the records of all members; they have arrived."""
     shape = lane.shape
     records = [
-        read_record(lane.memory.front(step.turn, member), shape, lane.me, member, step.number)
+        read_record(lane.memory.incoming.front(step.turn, member), shape, lane.me, member, step.number)
         for member in range(shape.members)
     ]
     step.rows = Rows(
@@ -125,15 +130,29 @@ def _private_rows(lane: Lane, step: LaneStep, groups: Groups | None) -> Bytes:
     out = lane.shelf.rows(bounds[-1] if groups is None else int(groups.offsets[-1]), shape.row_bytes)
     if groups is not None and len(groups.row_of) > len(groups.position):
         out[groups.row_of < 0] = 0
+    _place_own(lane, step, groups, out)
     for member in range(shape.members):
         begin, end = bounds[member], min(bounds[member] + shape.private, bounds[member + 1])
-        _place(lane, groups, begin, end, shape.slot_row(step.turn, member), out)
+        if member != lane.me:
+            _place(lane, groups, begin, end, shape.slot_row(step.turn, member), out)
     return out
+
+
+def _place_own(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) -> None:
+    """Copy this member's own rows from the payload to all their places."""
+    assert step.offsets is not None
+    begin, end = step.offsets[lane.me : lane.me + 2].tolist()
+    tokens = step.route.of(lane.me)
+    if groups is None:
+        row_loops().take_rows(step.payload, tokens, out[begin:end])
+    elif begin < end:
+        earlier = np.searchsorted(tokens, np.arange(len(step.payload) + 1))  # own rows before each token
+        row_loops().spread_rows(step.payload, groups.pair_offsets[begin + earlier], groups.position, out)
 
 
 def _place(lane: Lane, groups: Groups | None, begin: int, end: int, at: int, out: Bytes) -> None:
     """Copy the arrived rows [begin, end), which lie in the region from row `at` on, to all their places."""
-    rows = lane.memory.rows[at : at + end - begin]
+    rows = lane.memory.incoming.rows[at : at + end - begin]
     if groups is None:
         out[begin:end] = rows
     elif begin < end:
@@ -164,6 +183,8 @@ async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) 
         await lane.arrivals.wait(ArrivalKind.REST, step.turn, senders, _what(step, "rows"), lane.names)
         assert step.offsets is not None
         for member in senders:
+            if member == lane.me:
+                continue
             segment, first = mine.segment(member, number), int(step.offsets[member]) + shape.private
             at = shape.area_row(step.turn) + segment.at
             _place(lane, groups, first + segment.begin, first + segment.end, at, out)
@@ -180,11 +201,14 @@ async def _post_rest(lane: Lane, step: LaneStep, outgoing: list[tuple[int, Segme
     targets: list[tuple[int, int, int, int]] = []
     used = shape.area_rows  # so that the first row settles what was posted before
     for member, segment in outgoing:
+        if member == lane.me:
+            continue
         first, last = shape.private + segment.begin, shape.private + segment.end
         tokens = step.route.of(member)[first:last]
         there = shape.area_row(step.turn) + segment.at
-        if member == lane.me:
-            row_loops().take_rows(step.payload, tokens, memory.rows[there : there + segment.rows])
+        if (reached := lane.reach(member)) is not None:
+            row_loops().take_rows(step.payload, tokens, reached.rows[there : there + segment.rows])
+            targets.append((member, 0, 0, 0))
             continue
         if used + segment.rows > shape.area_rows:
             await lane.post("rest", memory.staging, ArrivalKind.REST, step.turn, targets)

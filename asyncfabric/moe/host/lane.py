@@ -25,7 +25,7 @@ from asyncfabric.errors import FabricError, StaleKeyError
 from asyncfabric.moe.faults import missing
 from asyncfabric.moe.host.arrivals import ArrivalKind, RankArrivals
 from asyncfabric.moe.host.buffers import LaneShape
-from asyncfabric.moe.host.memory import LaneMemory
+from asyncfabric.moe.host.memory import LaneMemory, ReceivingMemory
 from asyncfabric.moe.host.passes import PassPlan, Segment
 from asyncfabric.moe.host.record import Bytes, Rows
 from asyncfabric.moe.host.routing import Ints, Route
@@ -103,6 +103,22 @@ class Lane:
         self._peers = peers
         self._keys = keys
         self._posted: dict[str, list[_Posted]] = {}
+        self._reached: dict[int, ReceivingMemory] = {me: memory.incoming}
+
+    @property
+    def mapped_ranks(self) -> tuple[int, ...]:
+        """The other ranks whose receiving memory this process has mapped: it stores records and rows there itself."""
+        return tuple(self.names[member] for member in sorted(self._reached) if member != self.me)
+
+    def find_mapped(self) -> None:
+        """Look whose receiving memory this process has mapped, once writes to all members have ended."""
+        for member, key in self._keys.items():
+            if (memory := self.fabric.mapped_memory(key)) is not None:
+                self._reached[member] = ReceivingMemory(self.shape, memory)
+
+    def reach(self, member: int) -> ReceivingMemory | None:
+        """Return the receiving memory of a member that this process stores to itself, its own too; else None."""
+        return self._reached.get(member)
 
     async def settle(self, what: str) -> None:
         """Return when nothing that was posted as `what` reads the staging memory any more.
@@ -149,7 +165,8 @@ class Lane:
             source: region to read from.
             kind: of message.
             turn: of the step.
-            targets: (member, offset in the source, offset in the receiver's region, length in bytes).
+            targets: (member, offset in the source, offset in the receiver's region, length in bytes); of members that
+                this process stores to itself the length is 0.
 
         Raises:
             MissingRankError: a member is lost, or has gone on without this rank.

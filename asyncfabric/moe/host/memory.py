@@ -17,6 +17,29 @@ from asyncfabric.moe.host.buffers import LaneShape
 from asyncfabric.moe.host.record import Bytes
 
 
+class ReceivingMemory:
+    """Arrays over the receiving region of a member: the own one, or a peer's that this process has mapped.
+
+    Attributes:
+        rows: all rows before the areas for what comes back.
+        back: the area for what comes back, of each step in flight.
+    """
+
+    def __init__(self, shape: LaneShape, memory: memoryview) -> None:
+        """Look at `shape.receive_bytes` bytes."""
+        self._shape = shape
+        found = np.frombuffer(memory, dtype=np.uint8)
+        self.rows: Bytes = found[: shape.in_rows * shape.row_bytes].reshape(-1, shape.row_bytes)
+        starts = [shape.back_offset(turn) for turn in range(shape.in_flight)]
+        length = shape.back_rows * shape.back_row_bytes
+        self.back: list[Bytes] = [found[at : at + length].reshape(shape.back_rows, -1) for at in starts]
+
+    def front(self, turn: int, member: int) -> Bytes:
+        """Return the front of the slot that a member sends to."""
+        end = self._shape.slot_row(turn, member)
+        return self.rows[end - self._shape.front_rows : end].reshape(-1)
+
+
 class LaneMemory:
     """Receiving and staging memory of one member."""
 
@@ -25,25 +48,15 @@ class LaneMemory:
         self.shape: LaneShape = shape
         self.receive: Region = receive
         self.staging: Region = staging
+        self.incoming: ReceivingMemory = ReceivingMemory(shape, receive.memory)
         width = shape.row_bytes
-        incoming = np.frombuffer(receive.memory, dtype=np.uint8)
-        self._incoming = incoming
-        self.rows: Bytes = incoming[: shape.in_rows * width].reshape(-1, width)
         self._outgoing = np.frombuffer(staging.memory, dtype=np.uint8)
         staged_rows = shape.members * shape.slot_rows + shape.area_rows
         self.staged: Bytes = self._outgoing[: staged_rows * width].reshape(-1, width)
         self.staged_back_offset: int = staged_rows * width
-        back_bytes = shape.back_rows * shape.back_row_bytes
         self.back_dtype: torch.dtype = back_dtype
-        self.staged_back: Bytes = self._back(self._outgoing, self.staged_back_offset, back_bytes)
-        self.back: list[Bytes] = [
-            self._back(incoming, shape.back_offset(turn), back_bytes) for turn in range(shape.in_flight)
-        ]
-
-    def front(self, turn: int, member: int) -> Bytes:
-        """Return the front of a member's slot in the receiving region."""
-        end = self.shape.slot_row(turn, member)
-        return self.rows[end - self.shape.front_rows : end].reshape(-1)
+        end = self.staged_back_offset + shape.back_rows * shape.back_row_bytes
+        self.staged_back: Bytes = self._outgoing[self.staged_back_offset : end].reshape(shape.back_rows, -1)
 
     def staged_front(self, member: int) -> Bytes:
         """Return the front of a member's slot in the staging region."""
@@ -58,9 +71,6 @@ class LaneMemory:
     def staged_area_row(self) -> int:
         """The staging row at which the rows of a pass begin."""
         return self.shape.members * self.shape.slot_rows
-
-    def _back(self, memory: Bytes, at: int, length: int) -> Bytes:
-        return memory[at : at + length].reshape(self.shape.back_rows, -1)
 
 
 @asynccontextmanager

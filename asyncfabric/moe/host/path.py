@@ -23,6 +23,10 @@ from asyncfabric.moe.host.routing import Ints, owners
 class Path(Protocol):
     """How the tokens of a step travel."""
 
+    @property
+    def mapped_ranks(self) -> tuple[int, ...]:
+        """The ranks in whose memory this process stores itself, in the order of lanes."""
+
     async def send(self, number: int, epoch: int, payload: Bytes, about: Rows) -> MoeHandle:
         """Begin a step. Cancellation: it did not begin."""
 
@@ -51,6 +55,11 @@ class StraightPath:
         self._lane = lane
         self._owner = owner
         self._fill = fill
+
+    @property
+    def mapped_ranks(self) -> tuple[int, ...]:
+        """The ranks in whose memory this process stores itself."""
+        return self._lane.mapped_ranks
 
     async def send(self, number: int, epoch: int, payload: Bytes, about: Rows) -> MoeHandle:
         """Begin a step. Cancellation: it did not begin."""
@@ -82,6 +91,11 @@ class NodePath:
         self._node_owner = node_owner
         self._rank_owner = rank_owner
         self._fill = fill
+
+    @property
+    def mapped_ranks(self) -> tuple[int, ...]:
+        """The ranks in whose memory this process stores itself: across nodes, then in the node."""
+        return self._across.mapped_ranks + self._inside.mapped_ranks
 
     async def send(self, number: int, epoch: int, payload: Bytes, about: Rows) -> MoeHandle:
         """Begin a step. Cancellation: it did not begin."""

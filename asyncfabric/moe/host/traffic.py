@@ -5,7 +5,7 @@ Pure functions, any thread. Without nodes: a step by the nodes is two of these, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,8 +46,15 @@ def row_counts(config: MoeConfig, indices: Sequence[Experts]) -> Ints:
     return np.stack([plan_route(owners(each, owner), config.ranks).counts for each in indices])
 
 
-def step_traffic(config: MoeConfig, indices: Sequence[Experts], rank: int) -> Traffic:
+def step_traffic(config: MoeConfig, indices: Sequence[Experts], rank: int, mapped: Collection[int] = ()) -> Traffic:
     """Return what a rank sends in one step in which the ranks dispatch tokens with these experts.
+
+    Args:
+        config: the shape.
+        indices: the experts of each rank's tokens.
+        rank: the sender.
+        mapped: ranks in whose memory it stores records and rows itself (`MoeExchange.mapped_ranks`): writes to them
+            have no bytes.
 
     Raises:
         ValueError: the config has nodes.
@@ -68,13 +75,14 @@ def step_traffic(config: MoeConfig, indices: Sequence[Experts], rank: int) -> Tr
         for plan in (there[rank], back[rank])
         for number in range(1, plan.passes)
     )
-    records = sum(record_bytes(shape, int(counts[rank, other])) for other in others)
+    written = [other for other in others if other not in mapped]
+    records = sum(record_bytes(shape, int(counts[rank, other])) for other in written)
     return Traffic(
         dispatch_writes=len(others) + rest_writes,
         combine_writes=back_writes,
         signals=taken,
-        dispatch_bytes=records + sum(int(counts[rank, other]) for other in others) * shape.row_bytes,
-        combine_bytes=sum(int(counts[other, rank]) for other in others) * shape.back_row_bytes,
+        dispatch_bytes=records + sum(int(counts[rank, other]) for other in written) * shape.row_bytes,
+        combine_bytes=sum(int(counts[other, rank]) for other in written) * shape.back_row_bytes,
     )
 
 

@@ -13,6 +13,9 @@
 
 namespace asyncfabric {
 
+// Pages of an allocated region of the host, mapped once more; munmap ends it. Null, and errno: the engine did not allocate them.
+void* alias_pages(void* base, uint64_t length);
+
 // A counter that is closed, and the peers that have not confirmed it.
 struct ClosingInfo {
   uint32_t imm = 0;
@@ -58,7 +61,10 @@ class Engine {
   virtual Status open_key(std::string_view bytes, KeyId* out,
                           KeyInfo* info) = 0;  // parses and bounds-checks hostile bytes
   virtual void close_key(KeyId key) = 0;
-  virtual PeerId peer_of_key(KeyId key) const = 0;                             // 0 while its next use would connect
+  virtual PeerId peer_of_key(KeyId key) const = 0;  // 0 while its next use would connect
+  // The key's memory where this process has it mapped and the key permits writing, for as long as the pointer is held. Null: a rail of
+  // another kind reaches it, or the key was not used yet. What is stored there is seen by whoever sees an immediate of a later op.
+  virtual std::shared_ptr<uint8_t> key_memory(KeyId key, uint64_t* length) const = 0;
   static Status check_address(std::string_view bytes, uint64_t* incarnation);  // parse only
 
   // What a CUDA stream was given so far. One write may name it as `after`: its bytes leave when the stream is past it.

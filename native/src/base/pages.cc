@@ -39,16 +39,19 @@ Pages::~Pages() {
   if (base_ != nullptr) munmap(base_, length_);
 }
 
-void* map_shared_file(int fd, uint64_t length, int protection) {
-  if (length < kHugePageBytes) return mmap(nullptr, length, protection, MAP_SHARED, fd, 0);
-  // A page table entry of 2 MiB needs an address on that boundary: take more room than needed, map inside, give the rest back.
+namespace {
+
+// What map(address) maps there, for an address where huge pages are mapped as such. A page table entry of 2 MiB needs one on that boundary:
+// take more room than needed, map inside, give the rest back.
+template <class Map>
+void* map_at_boundary(uint64_t length, const Map& map) {
   void* room = mmap(nullptr, length + kHugePageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (room == MAP_FAILED) return MAP_FAILED;
   auto* const start = static_cast<uint8_t*>(room);
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t used = (length + page - 1) / page * page;
   const uint64_t head = (kHugePageBytes - reinterpret_cast<uintptr_t>(start) % kHugePageBytes) % kHugePageBytes;
-  void* base = mmap(start + head, length, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+  void* base = map(start + head);
   if (base == MAP_FAILED) {
     const int error = errno;
     munmap(room, length + kHugePageBytes);
@@ -59,6 +62,19 @@ void* map_shared_file(int fd, uint64_t length, int protection) {
   const uint64_t end = (length + kHugePageBytes + page - 1) / page * page;
   if (head + used < end) munmap(start + head + used, end - head - used);
   return base;
+}
+
+}  // namespace
+
+void* map_shared_file(int fd, uint64_t length, int protection) {
+  if (length < kHugePageBytes) return mmap(nullptr, length, protection, MAP_SHARED, fd, 0);
+  return map_at_boundary(length, [&](void* at) { return mmap(at, length, protection, MAP_SHARED | MAP_FIXED, fd, 0); });
+}
+
+// mremap of 0 bytes leaves the old mapping as it is.
+void* map_shared_again(void* base, uint64_t length) {
+  if (length < kHugePageBytes) return mremap(base, 0, length, MREMAP_MAYMOVE);
+  return map_at_boundary(length, [&](void* at) { return mremap(base, 0, length, MREMAP_MAYMOVE | MREMAP_FIXED, at); });
 }
 
 // Asks for huge pages by the one call that works whatever shmem_enabled states (Linux 6.1). Random pages are then written at the speed

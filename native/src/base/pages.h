@@ -14,6 +14,8 @@ constexpr uint64_t kHugePageBytes = 2ull << 20;
 // mmap(MAP_SHARED) of a file from its start; from 2 MiB on at an address where huge pages of the file can be mapped as such.
 // MAP_FAILED and errno as mmap.
 void* map_shared_file(int fd, uint64_t length, int protection);
+// Pages that are mapped shared, whole, once more, at such an address too; munmap ends it. MAP_FAILED and errno as mremap.
+void* map_shared_again(void* base, uint64_t length);
 
 class Pages {
  public:

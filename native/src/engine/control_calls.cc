@@ -1,10 +1,17 @@
 // control_calls.cc: registration, keys, connections and closing: the calls that end as kControl completions. Their slow parts run on
 // the control thread.
+#include <sys/mman.h>
+
 #include <algorithm>
 
 #include "engine/native_engine.h"
 
 namespace asyncfabric {
+
+void* alias_pages(void* base, uint64_t length) {
+  void* again = map_shared_again(base, length);
+  return again == MAP_FAILED ? nullptr : again;
+}
 
 void NativeEngine::answer(uint64_t cookie, Status status, uint64_t value) {
   const Moment moment(core_);
@@ -400,6 +407,24 @@ PeerId NativeEngine::peer_of_key(KeyId key) const {
   }
   core_.unpin_key(slot);
   return id;
+}
+
+std::shared_ptr<uint8_t> NativeEngine::key_memory(KeyId id, uint64_t* length) const {
+  KeyTable::Slot* slot = core_.keys.pin(id);
+  if (slot == nullptr) return nullptr;
+  std::shared_ptr<uint8_t> mapped;
+  {
+    EngineLock::Caller caller(core_.engine_lock);
+    const std::lock_guard lock(caller);
+    const RemoteKey& key = slot->value;
+    if (key.attach == AttachState::kAttached && !key.stale && (key.access & kAccessRemoteWrite) != 0)
+      for (size_t lane = 0; lane < key.lanes.size() && mapped == nullptr; ++lane)
+        if (key.lanes[lane] != nullptr && core_.rails[key.peer->lanes[lane].rail]->capabilities.maps)
+          mapped = key.lanes[lane]->mapped(key.offset, key.length);
+    *length = key.length;
+  }
+  core_.unpin_key(slot);
+  return mapped;
 }
 
 }  // namespace asyncfabric

@@ -41,6 +41,7 @@ class NativeEngine final : public Engine {
   Status open_key(std::string_view bytes, KeyId* out, KeyInfo* info) override;
   void close_key(KeyId key) override;
   PeerId peer_of_key(KeyId key) const override;
+  std::shared_ptr<uint8_t> key_memory(KeyId key, uint64_t* length) const override;
 
   Status submit_write(uint64_t cookie, RegionId region, uint64_t offset, uint64_t length, KeyId key,
                       uint64_t target_offset, int64_t imm, OpId* op, MarkId after) override;

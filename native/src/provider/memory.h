@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <memory>
 
 #include "asyncfabric/types.h"
 
@@ -39,6 +40,9 @@ class LocalMemory {
 class RemoteMemory {
  public:
   virtual ~RemoteMemory() = default;
+  // Where this process has those bytes mapped and may store to them, for as long as the pointer is held; null: nowhere. Who stores there is
+  // not bound by the key: neither revoking nor releasing the memory waits for him.
+  virtual std::shared_ptr<uint8_t> mapped(uint64_t, uint64_t) const { return nullptr; }  // offset, length
 };
 class RailPeer {
  public:

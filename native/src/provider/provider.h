@@ -28,6 +28,7 @@ struct Capabilities {
   bool concurrent_control = false;  // [control] calls may overlap [engine lock] calls
   bool reports_peer_loss = false;   // kPeerLost events come by themselves; otherwise the engine sends heartbeats
   bool same_host_only = false;
+  bool maps = false;                        // RemoteMemory::mapped may know where the bytes lie
   bool gathers = false;                     // ordered, and takes requests with a Gatherer (gatherer.h)
   uint64_t max_request_bytes = 1ull << 30;  // longer writes are split by the engine
   uint64_t step_bytes = ~0ull;              // how much may be posted in one pass (synchronous rails keep this small)

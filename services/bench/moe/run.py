@@ -143,6 +143,7 @@ def _counted(ranks: list[Process], plans: list[dict[str, int]]) -> str:
     before = all_of(ranks, "statistics")
     all_of(ranks, "steps", count=COUNTED_STEPS - 1)  # one more begins the measurement
     after = all_of(ranks, "statistics")
+    wanted_bytes = all_of(ranks, "engine_bytes")
     for rank, plan in enumerate(plans):
         # Immediates report how many writes there were; a long write may be several work requests of the rail.
         found = after[rank]["immediates_sent"] - before[rank]["immediates_sent"]
@@ -150,6 +151,6 @@ def _counted(ranks: list[Process], plans: list[dict[str, int]]) -> str:
         if found != wanted:
             return f"rank {rank} made {found} writes, the protocol states {wanted}"
         written = after[rank]["bytes_written"] - before[rank]["bytes_written"]
-        if written != COUNTED_STEPS * plan["bytes"]:
-            return f"rank {rank} wrote {written} bytes, the protocol states {COUNTED_STEPS * plan['bytes']}"
+        if written != COUNTED_STEPS * wanted_bytes[rank]:
+            return f"rank {rank} wrote {written} bytes, the protocol states {COUNTED_STEPS * wanted_bytes[rank]}"
     return ""

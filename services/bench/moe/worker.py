@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeExchange, MoeGroup, MoeHandle, open_moe
-from asyncfabric.moe.host.routing import owner_of_expert, owners
+from asyncfabric.moe.host.routing import Experts, owner_of_expert, owners
 from asyncfabric.moe.host.traffic import row_counts, step_traffic
 from asyncfabric_services.bench.moe.gloo import GlooRows, gloo_exchange
 from asyncfabric_services.bench.moe.workload import TokenLoad, expected, run_experts, tokens_of
@@ -29,6 +29,7 @@ class MoeWorker(FabricWorker):
     _moe: MoeExchange
     _tokens: TokenLoad
     _gloo: dict[str, GlooRows]
+    _indices: list[Experts]
 
     async def aclose(self) -> None:
         """Leave the process group and the exchange."""
@@ -62,6 +63,7 @@ class MoeWorker(FabricWorker):
             "wire": GlooRows(config, send, receive),
             "payload": GlooRows(config, choices[rank].tolist(), [int(each[rank]) for each in choices]),
         }
+        self._indices = indices
         traffic = step_traffic(config, indices, rank)
         return {
             "requests": traffic.requests,
@@ -71,6 +73,11 @@ class MoeWorker(FabricWorker):
             "payload_bytes": self._gloo["payload"].payload_bytes,
             "buffer_bytes": self._moe.buffer_bytes,
         }
+
+    async def do_engine_bytes(self) -> int:
+        """Return the bytes that the engine writes in one step; those for mapped memory are stored without it."""
+        traffic = step_traffic(self._config, self._indices, self._moe.rank, self._moe.mapped_ranks)
+        return traffic.dispatch_bytes + traffic.combine_bytes
 
     async def do_steps(self, count: int) -> dict[str, Any]:
         """Run steps whose experts give their rows back as they are; times begin when all ranks are there."""

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from moe_fixture import expected, grouped_right, ranks_of, right_step, run_experts, same_bits, tokens_of
+from moe_fixture import MAPPED, expected, grouped_right, ranks_of, right_step, run_experts, same_bits, tokens_of
 
 import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeExchange
@@ -20,7 +20,7 @@ STEPS = int(os.environ.get("ASYNCFABRIC_MOE_STEPS", "40"))
 SMALL: dict[str, Any] = {"num_experts": 10, "top_k": 4, "hidden": 128, "max_tokens": 24, "ranks": 4}
 
 
-def check(config: MoeConfig, body: Any, rail: str | list[str] = "local", **options: Any) -> None:
+def check(config: MoeConfig, body: Any, rail: str | list[str] = MAPPED, **options: Any) -> None:
     anyio.run(lambda: ranks_of(config, body, rail, **options), backend="trio")
 
 
@@ -77,8 +77,9 @@ def test_private_slots_to_the_brim_and_one_past_it(private: int, count: int) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("private", [0, 5, 24])
 @pytest.mark.parametrize("area_rows", [3, 1000])
+@pytest.mark.parametrize("rail", ["local", MAPPED], ids=["written", "stored"])
 def test_writes_immediates_and_bytes_are_those_of_the_protocol(
-    private: int, area_rows: int, monkeypatch: pytest.MonkeyPatch
+    private: int, area_rows: int, rail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One or two writes to each peer there, one back; more only where areas are too small."""
     config = MoeConfig(**SMALL, private_tokens=private)
@@ -90,7 +91,9 @@ def test_writes_immediates_and_bytes_are_those_of_the_protocol(
         everyone = [tokens_of(config, rank, 1) for rank in range(config.ranks)]
         await right_step(moe, 1)
         after = await quiet(fabric)
-        traffic = step_traffic(config, [each.indices.numpy() for each in everyone], moe.rank)
+        assert moe.mapped_ranks == (() if rail == "local" else tuple(set(range(config.ranks)) - {moe.rank}))
+        traffic = step_traffic(config, [each.indices.numpy() for each in everyone], moe.rank, moe.mapped_ranks)
+        assert rail == "local" or traffic.dispatch_bytes + traffic.combine_bytes == 0
         assert after["work_requests"] - before["work_requests"] == traffic.requests
         assert after["immediates_sent"] - before["immediates_sent"] == traffic.requests
         assert after["bytes_written"] - before["bytes_written"] == traffic.dispatch_bytes + traffic.combine_bytes
@@ -101,7 +104,7 @@ def test_writes_immediates_and_bytes_are_those_of_the_protocol(
         else:
             assert traffic.signals > 0
 
-    check(config, body)
+    check(config, body, rail)
 
 
 async def quiet(fabric: af.Fabric) -> dict[str, int]:

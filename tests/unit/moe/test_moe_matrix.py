@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from moe_fixture import Tokens, expected, ranks_of, run_experts, same_bits, tokens_of
+from moe_fixture import MAPPED, Tokens, expected, ranks_of, run_experts, same_bits, tokens_of
 
 import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeExchange
@@ -102,7 +102,7 @@ def test_each_shape_goes_through_each_routing_and_repeats_to_the_bit(number: int
                 run[moe.rank, name] = result
             await in_halves(moe, run)
 
-        anyio.run(lambda body=body: ranks_of(config, body), backend="trio")
+        anyio.run(lambda body=body: ranks_of(config, body, MAPPED if number % 2 else "local"), backend="trio")
     assert len(runs[0]) == config.ranks * (len(scenarios(config, 0)) + 2)
     assert all(same_bits(result, runs[1][place]) for place, result in runs[0].items())
 

@@ -67,6 +67,7 @@ CudaRail::CudaRail(const Options& options, std::unique_ptr<Rooms> rooms, std::sh
   // Copies go on after post(). The local rail below still moves host memory within it, in the same pieces.
   cuda_capabilities_.synchronous = false;
   cuda_capabilities_.gathers = false;  // its copy engines take what lies in one piece
+  cuda_capabilities_.maps = false;
   cuda_capabilities_.list_pages = CopyQueue::kListPages;
   cuda_capabilities_.step_bytes = CopyQueue::kMaxFlyingBytes;
 }

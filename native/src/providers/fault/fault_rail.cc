@@ -10,6 +10,7 @@ FaultRail::FaultRail(const FaultPlan& plan, std::unique_ptr<Rail> inner)
     : plan_(plan), inner_(std::move(inner)), capabilities_(inner_->capabilities()), random_(plan.seed) {
   const bool holds = plan_.reorder != 0 || plan_.delay_us != 0;
   capabilities_.gathers = false;  // it keeps requests, and posts them in another order
+  capabilities_.maps = false;     // what is stored directly has no faults
   if (plan_.reorder != 0) capabilities_.ordered = false;
   if (holds || plan_.hang != 0 || plan_.dead_peer_after != 0 || plan_.busy_every != 0)
     capabilities_.synchronous = false;

@@ -79,6 +79,7 @@ LocalRail::LocalRail(const Options& options, std::unique_ptr<Rooms> rooms)
   capabilities_.resumes_connect = true;
   capabilities_.reports_peer_loss = true;
   capabilities_.same_host_only = true;
+  capabilities_.maps = true;
   capabilities_.max_request_bytes = kMaxRequestBytes;
   capabilities_.step_bytes = 2 * kMaxRequestBytes;
   capabilities_.step_requests = Poster::kMostTogether;

@@ -96,6 +96,12 @@ class PeerHandle : public RailPeer {
 
 class RemoteHandle : public RemoteMemory {
  public:
+  std::shared_ptr<uint8_t> mapped(uint64_t offset, uint64_t bytes) const override {
+    const bool inside = offset <= length && bytes <= length - offset;
+    if (!inside || mapping == nullptr || direct == nullptr || (access & kAccessRemoteWrite) == 0) return nullptr;
+    return {mapping, direct + offset};
+  }
+
   std::shared_ptr<Outgoing> link;
   std::shared_ptr<Mapping> mapping;  // keeps `direct` alive
   uint8_t* direct = nullptr;         // where a plain copy reaches the memory; null: kernel copy or bounce
