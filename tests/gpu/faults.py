@@ -129,6 +129,14 @@ FAULTS = (
         "acquire",
     ),
     Fault(
+        "each look at a word is one at the verdicts too",
+        "words.cuh",
+        "if (late || now - looked > kVerdictNs) {",
+        "if (late || now >= looked) {",
+        ORDER,
+        "now_and_then",
+    ),
+    Fault(
         "lanes do not meet before a token's word",
         "dispatch.cuh",
         "    __syncwarp();  // the scales that other lanes stored go with the word that this lane releases\n",

@@ -175,25 +175,37 @@ __device__ inline void give_up(const Exchange& ex, uint32_t absent, Wait what) {
   __threadfence_system();
 }
 
+// How long a warp that waits leaves the verdicts of other ranks alone. Those of ranks behind a proxy lie in host memory: a look is a read over
+// PCIe, and all warps of a kernel read the same line. Reads of one line may go one after the other, before whatever else takes that way.
+constexpr uint64_t kVerdictNs = 10'000'000;
+
 // Whole warp: returns once `ready()` of each lane that has something to wait for (`mine`) is true; false once the deadline has passed,
 // another rank gave up, or the proxy lost a rank (`lost()`: asked with `ready()` once more, since what came before the loss counts).
 template <typename Ready, typename Lost>
 __device__ inline bool wait_until(const Exchange& ex, bool mine, uint32_t rank, Wait what, Ready ready, Lost lost) {
   bool done = !mine;
-  uint64_t begin = 0;
+  uint64_t begin = 0, looked = 0;
   for (uint32_t round = 1;; ++round) {
     if (!done) done = ready();
     if (__all_sync(kAll, done)) return true;
     if (round % 64 != 0) continue;
     const uint64_t now = __shfl_sync(kAll, now_ns(), 0);
-    if (begin == 0) begin = now;
+    if (begin == 0) {
+      begin = now;
+      looked = now - blockIdx.x % 64 * (kVerdictNs / 64);  // blocks look one after the other
+    }
     if (is_broken(ex)) return false;
-    // A rank that gave up reports whom it missed: it is not missing itself.
-    const uint32_t* const word = ex.verdict_in[lane_of()];
-    uint32_t absent = word != nullptr ? load_acquire(word) : 0;
+    const bool late = now - begin > ex.deadline_ns;
+    uint32_t absent = 0;
+    if (late || now - looked > kVerdictNs) {
+      looked = now;
+      // A rank that gave up reports whom it missed: it is not missing itself.
+      const uint32_t* const word = ex.verdict_in[lane_of()];
+      if (word != nullptr) absent = load_acquire(word);
+    }
     if (!done && lost() && !(done = ready())) absent |= verdict_bit(ex, rank);
     absent = __reduce_or_sync(kAll, absent) & ~verdict_bit(ex, ex.rank);
-    if (absent == 0 && now - begin > ex.deadline_ns) absent = __reduce_or_sync(kAll, done ? 0 : verdict_bit(ex, rank));
+    if (absent == 0 && late) absent = __reduce_or_sync(kAll, done ? 0 : verdict_bit(ex, rank));
     if (absent == 0) continue;
     give_up(ex, absent, what);
     return false;

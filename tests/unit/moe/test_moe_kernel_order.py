@@ -7,15 +7,20 @@ and on every way to a word the copies before it have ended. The text is that whi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from ptx_flow import Instruction, KernelText, kernels_of
 
 pytest.importorskip("torch")
 
+ROOT = Path(__file__).parents[3]
 COMBINES = ["moe_combine_bfloat16", "moe_combine_float16", "moe_combine_float32"]
 WORDS = {"moe_dispatch": ["record_words", "token_words"], **{name: ["head_word", "back_words"] for name in COMBINES}}
+WAITING = ["moe_gate", *WORDS]
+LEAST_PAUSE_NS = 1_000_000
 DATA = {"moe_dispatch": ("slots", "token_words"), **dict.fromkeys(COMBINES, ("back", "back_words"))}
 PARTS = (1, 8)
 
@@ -58,6 +63,42 @@ def test_words_are_stored_with_release_and_loaded_with_acquire(kernels: dict[str
         assert sorted(stores) == ["st.release.sys.global.u32", *packed], f"{name}, {word}"
         assert loads and set(loads) <= {"ld.acquire.sys.global.u32", *(["ld.u32"] if packed else [])}, f"{name}, {word}"
         assert any(each.startswith("ld.acquire") for each in loads), f"{name}, {word}: nobody waits"
+
+
+def verdict_looks(kernel: KernelText) -> list[int]:
+    """Return the places of loads of the verdicts of other ranks: their addresses are a field that lanes index."""
+    field = f"+{offset('verdict_in')}"
+    words = {
+        register
+        for each in kernel.instructions
+        if each.name == "ld.param.u64" and (each.address or "").endswith(field)
+        for register in each.targets
+    }
+    return [
+        place
+        for place, each in enumerate(kernel.instructions)
+        if each.name.startswith("ld.acquire") and each.address in words
+    ]
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_a_warp_that_waits_looks_at_verdicts_now_and_then_only(kernels: dict[str, KernelText], name: str) -> None:
+    """They may lie in host memory, which each look asks over PCIe; between two looks lies a comparison of times."""
+    found = re.search(r"kVerdictNs = ([\d']+);", (ROOT / "native/cuda/moe/words.cuh").read_text())
+    assert found is not None
+    pause_ns = int(found[1].replace("'", ""))
+    assert pause_ns >= LEAST_PAUSE_NS
+    kernel, compared = kernels[name], (f", {pause_ns}", f", {pause_ns + 1}")
+    looks = verdict_looks(kernel)
+    assert looks, "nobody looks at verdicts"
+    for place in looks:
+        before = kernel.met_before(
+            place,
+            {},
+            lambda each: each.name.startswith("setp.") and each.text.endswith(compared),
+            lambda each: each.name.startswith("ld.acquire"),
+        )
+        assert not before, "a word that is waited for is looked at, and then the verdicts at once"
 
 
 def released(kernel: KernelText, word: str) -> int:
