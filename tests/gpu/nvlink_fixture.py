@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -16,7 +16,7 @@ import torch
 
 import asyncfabric as af
 from asyncfabric.moe import MoeConfig, MoeGroup
-from asyncfabric.moe.gpu import CudaMoeExchange, CudaMoeHandle, open_moe_cuda
+from asyncfabric.moe.gpu import CudaMoeExchange, CudaMoeHandle, CudaRankExchange, open_moe_cuda
 from asyncfabric.moe.reference import reference_combine
 
 BLOCKS = 96
@@ -61,6 +61,19 @@ def tokens_of(config: MoeConfig, rank: int, seed: int, count: int | None = None,
     weights = torch.rand(count, config.top_k, generator=random) - 0.3
     scales = torch.rand(count, config.scales, generator=random) + 0.5 if config.scales else None
     return Tokens(x, indices, weights, scales)
+
+
+def rank_tokens_of(config: MoeConfig, rank: int, seed: int, count: int | None = None, masked: float = 0.3) -> Tokens:
+    """Random tokens for an exchange whose experts are its ranks: choice r is rank r, or masked."""
+    tokens = tokens_of(config, rank, seed, count, masked)
+    numbers = torch.arange(config.ranks).expand_as(tokens.indices)
+    return tokens._replace(indices=torch.where(tokens.indices >= 0, numbers, -1))
+
+
+def given_to(moe: CudaMoeExchange, tokens: Tokens) -> Tokens:
+    """Return tokens on a rank's GPU, with the routes that its exchange takes: experts, or a bool for each rank."""
+    by_rank = isinstance(moe, CudaRankExchange)
+    return tokens._replace(indices=tokens.indices >= 0 if by_rank else tokens.indices).on(moe.device)
 
 
 def outputs_of(
@@ -144,7 +157,7 @@ class Cast(NamedTuple):
 
     async def step(self, everyone: list[Tokens], split: bool = False, check_rows: bool = True) -> list[torch.Tensor]:
         """Do one step, by whole calls or by halves, and return what each rank got."""
-        given = [tokens.on(moe.device) for tokens, moe in zip(everyone, self.ranks, strict=True)]
+        given = [given_to(moe, tokens) for tokens, moe in zip(everyone, self.ranks, strict=True)]
         outs = [
             torch.full((len(t.x), moe.config.hidden), 7, dtype=moe.config.out_torch, device=moe.device)
             for t, moe in zip(given, self.ranks, strict=True)
@@ -192,6 +205,7 @@ async def cast_of(
     blocks: Sequence[int] | None = None,
     hosts: Sequence[int] | None = None,
     rail: str = "local",
+    opening: Callable[..., Any] = open_moe_cuda,
 ) -> AsyncIterator[Cast]:
     """Open an exchange among ranks of this process, spread over its GPUs; `blocks` of each rank, or equally many.
 
@@ -209,7 +223,7 @@ async def cast_of(
             leave, inside = anyio.Event(), anyio.Event()
 
             async def one(rank: int) -> None:
-                opened = open_moe_cuda(
+                opened = opening(
                     fabrics[rank],
                     MoeGroup(rank, addresses),
                     config,

@@ -83,14 +83,15 @@ class GpuDispatch:
         comm = self._gpus.comm
         top_k = topk_idx.shape[1] if topk_idx is not None and topk_weights is not None else 0
         at = scales.shape[1] if scales is not None else 0
-        line = self._gpus.line(room.ranks, room.ranks, data.shape[1], self._max_tokens, data.dtype, at + 2 * top_k)
+        line = self._gpus.line(data.shape[1], self._max_tokens, data.dtype, at + 2 * top_k)
         inputs = [data, scales, is_token_in_rank, topk_idx, topk_weights]
         current = comm.begin(streams.previous_event, inputs)
         with torch.cuda.stream(comm.stream):
-            indices = again.step.indices if again is not None else _rank_indices(is_token_in_rank)
+            # A copy: the step may be sent again, when the caller has made something else of the tensor.
+            in_rank = again.step.in_rank if again is not None else is_token_in_rank.clone()
             width = line.moe.config.scales
             words = words_of(width, scales, topk_weights, topk_idx, data) if width else None
-            step = line.send(data.contiguous(), indices, words)
+            step = line.send(data.contiguous(), in_rank, words)
             given = step.handle
             assert given is not None
             filled = given.offsets[-1:]
@@ -135,19 +136,18 @@ class GpuDispatch:
         known = handle.step.rows
         if known is not None and len(x) < known:
             raise ValueError(f"x has {len(x)} rows, the dispatch of this handle brought {known}")
-        room, comm = self._gpus.room, self._gpus.comm
-        ranks = room.ranks
+        comm = self._gpus.comm
         more: Any = bias if isinstance(bias, tuple) else (bias,)
         current = comm.begin(streams.previous_event, [x, topk_weights, *more])
         with torch.cuda.stream(comm.stream):
             weights = None
             if topk_weights is not None:
                 top_k = topk_weights.shape[1]
-                line = self._gpus.line(ranks, ranks, about_width(top_k), self._max_tokens, torch.float32, 0)
+                line = self._gpus.line(about_width(top_k), self._max_tokens, torch.float32, 0)
                 rows = torch.zeros(len(topk_weights), about_width(top_k), dtype=torch.float32, device=x.device)
                 rows[:, :top_k] = topk_weights
                 nothing = torch.zeros(len(handle.is_token_in_rank), rows.shape[1], dtype=torch.float32, device=x.device)
-                step = line.send(nothing, handle.step.indices, None)
+                step = line.send(nothing, handle.step.in_rank, None)
                 weights = line.send_back(step, rows)[:, :top_k].contiguous()
             sums = with_biases(self._line_for(x, handle).send_back(handle.step, x.contiguous()), bias)
         event = comm.end(current, [sums, weights], async_finish=streams.async_finish)
@@ -159,17 +159,10 @@ class GpuDispatch:
             if x.dtype not in FLOATS:
                 raise TypeError(f"combine takes {' or '.join(map(str, FLOATS))}, got {x.dtype}")
             # What was dispatched as another type is dispatched again as this one; only its routes matter.
-            ranks = self._gpus.room.ranks
-            line = self._gpus.line(ranks, ranks, x.shape[1], self._max_tokens, x.dtype, 0)
+            line = self._gpus.line(x.shape[1], self._max_tokens, x.dtype, 0)
             known = handle.step.rows
-            handle.step = GpuStep(line, handle.step.indices, None, captured=False, rows=known)
+            handle.step = GpuStep(line, handle.step.in_rank, None, captured=False, rows=known)
         return line
-
-
-def _rank_indices(is_token_in_rank: torch.Tensor) -> torch.Tensor:
-    ranks = is_token_in_rank.shape[1]
-    each = torch.arange(ranks, dtype=torch.int32, device=is_token_in_rank.device)
-    return torch.where(is_token_in_rank, each, -1).int().contiguous()
 
 
 def _first(given: torch.Tensor, count: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from asyncfabric.integrations.deep_ep.gpu_steps import GpuLine
 from asyncfabric.integrations.deep_ep.gpu_streams import CommStream, LaunchOrder
 from asyncfabric.integrations.deep_ep.line_room import LineRoom
 from asyncfabric.moe import MissingRankError, MoeConfig
-from asyncfabric.moe.gpu import CudaMoeExchange, open_moe_cuda, open_moe_slots
+from asyncfabric.moe.gpu import CudaMoeExchange, CudaRankExchange, open_moe_ranks, open_moe_slots
 
 NO_LIMIT_BYTES = 1 << 50
 """Memory is what the caller's shapes need; where there is not so much, allocation fails by name."""
@@ -59,21 +59,22 @@ class GpuRoom:
             self._hosts = self.room.gathered(_this_host())
         return tuple(self._hosts)
 
-    def line(
-        self, num_experts: int, top_k: int, hidden: int, max_tokens: int, dtype: torch.dtype, words: int
-    ) -> GpuLine:
+    def line(self, hidden: int, max_tokens: int, dtype: torch.dtype, words: int) -> GpuLine:
         """Return the steps of the exchange whose tokens have this many words at least; opens it where it is new.
+
+        In it each rank is an expert, and a token goes to each rank once at most.
 
         Raises:
             ValueError: no exchange can have this shape, or a graph is being captured and it is new.
             DeviceError, MissingRankError: it cannot be opened.
         """
-        config = self._config(num_experts, top_k, hidden, max_tokens, dtype, _block_for(hidden, words))
+        ranks = self.room.ranks
+        config = self._config(ranks, ranks, hidden, max_tokens, dtype, _block_for(hidden, words))
         if config not in self._lines:
             _check_capture(config)
             device, one_host = self.device, len(set(self.hosts())) == 1
-            moe: CudaMoeExchange = self.room.entered(
-                lambda fabric, group: open_moe_cuda(
+            moe: CudaRankExchange = self.room.entered(
+                lambda fabric, group: open_moe_ranks(
                     fabric,
                     group,
                     config,

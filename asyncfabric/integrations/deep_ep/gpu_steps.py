@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from asyncfabric.integrations.deep_ep.gpu_streams import LaunchOrder, capturing_beside
-from asyncfabric.moe.gpu import CudaMoeExchange, CudaMoeHandle
+from asyncfabric.moe.gpu import CudaMoeHandle, CudaRankExchange
 
 
 @dataclass(eq=False)
@@ -21,14 +21,14 @@ class GpuStep:
 
     Attributes:
         line: that it is of.
-        indices: experts of each token.
+        in_rank: which rank each token goes to.
         handle: of the exchange while the step is open, then None.
         captured: whether it is part of a graph.
         rows: how many came for this rank, where the host knows it.
     """
 
     line: GpuLine
-    indices: torch.Tensor
+    in_rank: torch.Tensor
     handle: CudaMoeHandle | None
     captured: bool
     rows: int | None = None
@@ -41,15 +41,15 @@ class GpuLine:
         moe: the exchange.
     """
 
-    def __init__(self, moe: CudaMoeExchange, order: LaunchOrder) -> None:
+    def __init__(self, moe: CudaRankExchange, order: LaunchOrder) -> None:
         """Use an open exchange."""
-        self.moe: CudaMoeExchange = moe
+        self.moe: CudaRankExchange = moe
         self._order = order
         self._open: list[GpuStep] = []
         config = moe.config
         self._ones = torch.ones(config.max_tokens, config.top_k, dtype=torch.float32, device=moe.device)
 
-    def send(self, x: torch.Tensor, indices: torch.Tensor, words: torch.Tensor | None) -> GpuStep:
+    def send(self, x: torch.Tensor, in_rank: torch.Tensor, words: torch.Tensor | None) -> GpuStep:
         """Dispatch; all choices have the weight 1. Closes the oldest step where too many are open.
 
         Raises:
@@ -59,8 +59,8 @@ class GpuLine:
         while len(self._open) >= self.moe.config.in_flight:
             self._close(self._open[0])
         with self._order.turn(self.moe.device):
-            handle = self.moe.dispatch(x, indices, self._ones[: len(x)], words)
-        step = GpuStep(self, indices, handle, capturing)
+            handle = self.moe.dispatch(x, in_rank, self._ones[: len(x)], words)
+        step = GpuStep(self, in_rank, handle, capturing)
         self._open.append(step)
         return step
 
@@ -68,9 +68,9 @@ class GpuLine:
         """Return the sums for the own tokens of outputs, one for each row that came; more rows may follow them."""
         if step.handle is None:
             known, config = step.rows, self.moe.config
-            count = len(step.indices)
+            count = len(step.in_rank)
             words = self._anything(count, config.scales, torch.float32) if config.scales else None
-            step = self.send(self._anything(count, config.hidden, config.in_torch), step.indices, words)
+            step = self.send(self._anything(count, config.hidden, config.in_torch), step.in_rank, words)
             step.rows = known
         while self._open[0] is not step:
             self._close(self._open[0])

@@ -11,14 +11,17 @@ its invariants: docs/explain/moe_gpu.md.
 from asyncfabric.moe.gpu.exchange import CudaMoeExchange
 from asyncfabric.moe.gpu.handle import CudaMoeHandle
 from asyncfabric.moe.gpu.lanes import cuda_buffer_bytes
-from asyncfabric.moe.gpu.opening import open_moe_cuda, open_moe_slots
+from asyncfabric.moe.gpu.opening import open_moe_cuda, open_moe_ranks, open_moe_slots
+from asyncfabric.moe.gpu.ranks import CudaRankExchange
 from asyncfabric.moe.gpu.slots import CudaSlotExchange
 
 __all__ = [
     "CudaMoeExchange",
     "CudaMoeHandle",
+    "CudaRankExchange",
     "CudaSlotExchange",
     "cuda_buffer_bytes",
     "open_moe_cuda",
+    "open_moe_ranks",
     "open_moe_slots",
 ]

@@ -16,7 +16,6 @@ import torch
 from asyncfabric import Fabric
 from asyncfabric.moe.faults import MissingRankError
 from asyncfabric.moe.gpu.handle import CudaMoeHandle, Output, handle_of
-from asyncfabric.moe.gpu.lanes import cuda_buffer_bytes
 from asyncfabric.moe.gpu.launch import RECEIVE, SEND, WAITS, combine_words, dispatch_words
 from asyncfabric.moe.gpu.session import NvlinkSession, open_nvlink
 from asyncfabric.moe.gpu.site import Site
@@ -49,7 +48,7 @@ class CudaMoeExchange(StepwiseExchange[CudaMoeHandle]):
     @property
     def buffer_bytes(self) -> int:
         """Bytes of GPU memory that the exchange may have allocated on this rank."""
-        return cuda_buffer_bytes(self.config)
+        return self._site.layout.buffer_bytes(0)
 
     def dispatch(
         self,

@@ -50,7 +50,8 @@ class NvlinkLayout:
     Attributes:
         config: the shape.
         more_words: of 4 bytes that travel with each token behind its scales.
-        most_choices: how many choices of a token are of one rank, at most; None: all may be.
+        most_choices: how many choices of a token are of one rank, at most; None: all may be. Kernels do not look at it:
+            where it is given, the caller makes the choices so, as `spread` of the lanes and CudaRankExchange do.
         slot_rows: rows of each expert, which begin at multiples of as many; weights are given to `combine` then. 0: the
             rows of experts lie close together, and weights travel with the routes.
 

@@ -13,7 +13,7 @@ from asyncfabric.moe.config import MoeConfig
 from asyncfabric.moe.gpu.between import Between
 from asyncfabric.moe.gpu.exchange import CudaMoeExchange
 from asyncfabric.moe.gpu.handle import CudaMoeHandle
-from asyncfabric.moe.gpu.lanes import NodeLanes
+from asyncfabric.moe.gpu.lanes import NodeLanes, cuda_buffer_bytes
 from asyncfabric.moe.gpu.launch import RECEIVE, SEND, combine_words, dispatch_words
 from asyncfabric.moe.gpu.session import NvlinkSession, join_verdicts, open_nvlink
 from asyncfabric.moe.gpu.site import Site
@@ -42,6 +42,11 @@ class CudaNodeExchange(CudaMoeExchange):
         self._across_site = sites[0]
         self._across: NvlinkSession | None = None
         self._between: list[Between] = []
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of GPU memory that the exchange may have allocated on this rank, for both lanes."""
+        return cuda_buffer_bytes(self.config)
 
     async def _open(self) -> None:
         lanes, opened = self._lanes, []

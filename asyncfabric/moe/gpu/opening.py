@@ -16,6 +16,7 @@ from asyncfabric.moe.gpu.exchange import CudaMoeExchange
 from asyncfabric.moe.gpu.lanes import NodeLanes, cuda_buffer_bytes, lanes_of
 from asyncfabric.moe.gpu.layout import NvlinkLayout
 from asyncfabric.moe.gpu.node_exchange import CudaNodeExchange
+from asyncfabric.moe.gpu.ranks import CudaRankExchange
 from asyncfabric.moe.gpu.site import Site, hosts_of
 from asyncfabric.moe.gpu.slots import CudaSlotExchange
 from asyncfabric.moe.group import MoeGroup
@@ -76,6 +77,33 @@ def open_moe_cuda(
     return _opening([across, inside], lambda tasks: CudaNodeExchange(fabric, group, lanes, (across, inside), tasks))
 
 
+def open_moe_ranks(
+    fabric: Fabric,
+    group: MoeGroup,
+    config: MoeConfig,
+    *,
+    device: torch.device | str,
+    hosts: Sequence[Hashable] | None = None,
+    blocks: int | None = None,
+    deadline_s: float = DEADLINE_S,
+) -> AbstractAsyncContextManager[CudaRankExchange]:
+    """Open an exchange among GPUs whose experts are its ranks: a token goes to each rank once at most.
+
+    A rank has room for `ranks * max_tokens` rows then, where `open_moe_cuda` with the same config has room for all
+    choices of a token on one rank, `ranks` times as many. Takes, raises and is cancelled as `open_moe_cuda`, without
+    nodes; `num_experts` and `top_k` are the number of ranks. Ranks that open one exchange by different calls do not
+    meet: RemoteProtocolError.
+    """
+    if (config.num_experts, config.top_k, config.node_size) != (config.ranks, config.ranks, 1):
+        raise ValueError(
+            f"an exchange whose experts are its {config.ranks} ranks has as many experts and choices, and no nodes, got"
+            f" num_experts {config.num_experts}, top_k {config.top_k}, node_size {config.node_size}"
+        )
+    layout = NvlinkLayout(config, most_choices=1)
+    site = _checked_site(group, config, layout, device, blocks, deadline_s, hosts)
+    return _opening([site], lambda tasks: CudaRankExchange(fabric, group, site, tasks))
+
+
 def open_moe_slots(
     fabric: Fabric,
     group: MoeGroup,
@@ -92,7 +120,7 @@ def open_moe_slots(
     if config.node_size > 1:
         raise ValueError(f"an exchange with rows in slots has no nodes, got node_size {config.node_size}")
     layout = NvlinkLayout(config, slot_rows=config.ranks * config.max_tokens)
-    site = _checked_site(group, config, layout, device, blocks, deadline_s)
+    site = _checked_site(group, config, layout, device, blocks, deadline_s, None)
     return _opening([site], lambda tasks: CudaSlotExchange(fabric, group, site, tasks))
 
 
@@ -103,10 +131,11 @@ def _checked_site(
     device: torch.device | str,
     blocks: int | None,
     deadline_s: float,
+    hosts: Sequence[Hashable] | None,
 ) -> Site:
-    found = torch.device(device)
-    _check_opening(group, config, found, (layout,), blocks, deadline_s, layout.buffer_bytes(group.rank))
-    return Site(layout, group.rank, found, blocks, deadline_s, hosts_of(config.ranks, None))
+    found, homes = torch.device(device), hosts_of(config.ranks, hosts)
+    _check_opening(group, config, found, (layout,), blocks, deadline_s, layout.buffer_bytes(0))
+    return Site(layout, group.rank, found, blocks, deadline_s, homes)
 
 
 def _check_opening(

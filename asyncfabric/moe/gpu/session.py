@@ -5,7 +5,6 @@ Runs on the event loop's thread. An exchange has one session at a time; going on
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -136,13 +135,12 @@ async def _introduce(
     with tempfile.TemporaryDirectory(prefix="asyncfabric-moe-") as folder:
         place = str(Path(folder) / "pages")
         async with await anyio.create_unix_listener(place) as listener:
-            shape = ("nvlink", config, tuple(present), site.hosts, layout.slot_rows)
             keys = [staging.key_for(rank) if staging and rank in far else b"" for rank in range(config.ranks)]
             card = Card(
                 tag=group.tag,
                 epoch=epoch,
                 rank=group.rank,
-                digest=hashlib.sha256(repr(shape).encode()).hexdigest()[:16],
+                digest=site.digest(present),
                 imm=proposed_imm(fabric),
                 keys=(place.encode(), *keys, crowd[0].to_bytes()),
             )
@@ -151,7 +149,8 @@ async def _introduce(
             if odd:
                 raise RemoteProtocolError(
                     f"ranks {odd} opened the exchange {group.tag!r} with another configuration or without other ranks",
-                    remedy="give equal MoeConfig values and hosts on all ranks, and exclude the same ranks everywhere",
+                    remedy="open it by the same call with equal MoeConfig values and hosts on all ranks, and exclude"
+                    " the same ranks everywhere",
                 )
             shares = {rank: Share.from_bytes(other.keys[-1]) for rank, other in cards.items()}
             check_shares(shares | {group.rank: crowd[0]}, crowd[1])

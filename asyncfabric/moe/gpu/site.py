@@ -5,6 +5,7 @@ Pure values, any thread. `Share` distinguishes ranks of one process on one GPU f
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from collections.abc import Hashable, Mapping, Sequence
@@ -90,6 +91,15 @@ class Site:
     hosts: tuple[int, ...]
     first_rank: int = 0
     rank_stride: int = 1
+
+    def digest(self, present: Sequence[int]) -> str:
+        """Return a digest of all that ranks have to agree on: the whole layout, hosts, and who is present.
+
+        Also of what does not show in a block: a rank that has room for fewer choices of a token relies on all others to
+        send no more of them.
+        """
+        agreed = ("nvlink", self.layout, tuple(present), self.hosts)
+        return hashlib.sha256(repr(agreed).encode()).hexdigest()[:16]
 
     def far(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return those of some ranks that only a proxy reaches."""

@@ -40,6 +40,18 @@ def checked_tokens(
         raise TypeError("scales were given, but config.scale_block is 0")
 
 
+def checked_mask(config: MoeConfig, device: torch.device, in_rank: torch.Tensor) -> None:
+    """Raise for routes that are not one bool for each token and rank; the tokens are counted by `checked_tokens`.
+
+    Raises:
+        TypeError: not a tensor, or of another dtype, such as numbers of ranks.
+        ValueError: of another shape, or on another device.
+    """
+    _check_kind("indices", in_rank, device, (torch.bool,))
+    if in_rank.dim() != 2 or in_rank.shape[1] != config.ranks:
+        raise ValueError(f"indices must have the shape [tokens, {config.ranks}], got {list(in_rank.shape)}")
+
+
 def checked_count(device: torch.device, count: torch.Tensor | None) -> None:
     """Raise for a count that is not one int32 on the device."""
     if count is None:
@@ -70,12 +82,7 @@ def _check(
     width: int,
     rows: int | None = None,
 ) -> None:
-    if not isinstance(given, torch.Tensor):
-        raise TypeError(f"{name} must be a torch tensor, got {type(given).__name__}")
-    if given.dtype not in dtypes:
-        raise TypeError(f"{name} must be of {' or '.join(map(str, dtypes))}, got {given.dtype}")
-    if given.device != device:
-        raise ValueError(f"{name} must be on {device}, got {given.device}")
+    _check_kind(name, given, device, dtypes)
     if given.dim() != 2 or given.shape[1] != width or (rows is not None and given.shape[0] != rows):
         shape = f"[{'tokens' if rows is None else rows}, {width}]"
         raise ValueError(f"{name} must have the shape {shape}, got {list(given.shape)}")
@@ -83,3 +90,12 @@ def _check(
         raise ValueError(f"{name} must be contiguous")
     if given.data_ptr() % ALIGNMENT:
         raise ValueError(f"{name} must begin at a multiple of {ALIGNMENT} bytes")
+
+
+def _check_kind(name: str, given: torch.Tensor, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
+    if not isinstance(given, torch.Tensor):
+        raise TypeError(f"{name} must be a torch tensor, got {type(given).__name__}")
+    if given.dtype not in dtypes:
+        raise TypeError(f"{name} must be of {' or '.join(map(str, dtypes))}, got {given.dtype}")
+    if given.device != device:
+        raise ValueError(f"{name} must be on {device}, got {given.device}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from deep_ep_tokens import EXPERTS, MOST, DeepEpTokens, given_by, in_ranks, same, settle
+from deep_ep_tokens import EXPERTS, HIDDEN, MOST, MOST_TOKENS, DeepEpTokens, given_by, in_ranks, same, settle
 
 from asyncfabric.integrations.deep_ep import Buffer, EventHandle, EventOverlap
 from asyncfabric.moe.fp8 import from_fp8, to_fp8
@@ -107,6 +107,27 @@ def left_alone(buffer: Any) -> None:
         given = everyone[seed][buffer.rank]
         sums, _, _ = buffer.combine(received[seed][0] * (buffer.rank + 1), received[seed][4])
         assert same(sums, ring_sum(buffer, given.x, given.idx))
+
+
+def full(buffer: Any) -> None:
+    """As many tokens as there may be go to all ranks, which fills the rows to the last; then again by the handle."""
+    ranks, own = buffer.group_size, EXPERTS // buffer.group_size
+    everyone = []
+    for rank in range(ranks):
+        draws = torch.Generator().manual_seed(rank)
+        idx = torch.randint(0, own, (MOST_TOKENS, ranks), generator=draws) + own * torch.arange(ranks)
+        x = torch.randn(MOST_TOKENS, HIDDEN, generator=draws).bfloat16()
+        everyone.append(DeepEpTokens(x, idx, torch.rand(idx.shape, generator=draws)))
+    given = everyone[buffer.rank]
+    received = sent(buffer, given, False)
+    check_rows(buffer, everyone, received, False)
+    rows, handle = received[0], received[4]
+    assert len(rows) == len(handle.step.handle.rows) == ranks * MOST_TOKENS, "rows are left over"
+    handle.is_token_in_rank.zero_()  # the caller's tensor: routes of the handle are those of the call
+    again, *_ = buffer.dispatch(given.x.cuda(), handle=handle)
+    assert same(again, rows)
+    sums, _, _ = buffer.combine(again * (buffer.rank + 1), handle)
+    assert same(sums, ring_sum(buffer, given.x, given.idx))
 
 
 def worst(buffer: Any) -> None:

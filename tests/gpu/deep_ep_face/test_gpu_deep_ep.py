@@ -30,6 +30,7 @@ CASES: tuple[tuple[Any, ...], ...] = (
     ("normal", 4, "fp8", -1),
     ("left_alone",),
     ("worst",),
+    ("full",),
     ("streams",),
     *(("elastic", top_k, kind, empty) for top_k, kind, empty in zip((1, 4, 10), KINDS, (-1, 1, 0), strict=True)),
     ("elastic", 4, "fp8", -1),
