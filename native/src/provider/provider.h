@@ -31,6 +31,7 @@ struct Capabilities {
   bool maps = false;                        // RemoteMemory::mapped may know where the bytes lie
   bool gathers = false;                     // ordered, and takes requests with a Gatherer (gatherer.h)
   uint64_t max_request_bytes = 1ull << 30;  // longer writes are split by the engine
+  uint64_t max_gpu_request_bytes = 0;       // > 0: the same where the local memory is on a GPU
   uint64_t step_bytes = ~0ull;              // how much may be posted in one pass (synchronous rails keep this small)
   uint32_t step_requests = 64;              // the same, in requests
   uint32_t list_pages = 0;       // > 0: a request whose local memory is on a GPU may be a list of so many pages

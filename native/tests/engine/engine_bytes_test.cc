@@ -94,5 +94,27 @@ TEST(SentBytes, KnowTheLeastThatLeft) {
   EXPECT_EQ(sent.known, sent.posted - 1) << "what was known stays known";
 }
 
+TEST(LongRequests, AreMadeOfMemoryOfAGpuWhereTheRailTakesThem) {
+  Pair pair(Pair::manual({"loopback", "", {{"request_bytes", "4096"}, {"gpu_request_bytes", "32768"}}}));
+  std::vector<uint8_t> source(kWhole, 1), target(kWhole, 0);
+  const KeyId key = pair.give_key(*pair.b, pair.add_region(*pair.b, target), kWhole, *pair.a);
+  Engine& engine = *pair.a->engine;
+  for (const auto& [device, requests] : {std::pair<int32_t, uint64_t>{kHostDevice, 17}, {0, 3}}) {
+    const uint64_t registered = pair.a->cookie();
+    ASSERT_TRUE(engine.submit_register(registered, source.data(), source.size(), device, 3).ok());
+    const RegionId from = pair.wait(*pair.a, registered).value;
+    std::fill(target.begin(), target.end(), uint8_t{0});
+    OpId op = 0;
+    const uint64_t first = pair.a->cookie(), cookie = pair.a->cookie();
+    ASSERT_TRUE(engine.submit_write(first, from, 0, 1, key, 0, kNoImm, &op).ok());
+    ASSERT_TRUE(pair.wait(*pair.a, first).status.ok());
+    const uint64_t before = engine.statistics().work_requests;
+    ASSERT_TRUE(engine.submit_write(cookie, from, 0, kWhole, key, 0, kNoImm, &op).ok());
+    ASSERT_TRUE(pair.wait(*pair.a, cookie).status.ok());
+    EXPECT_EQ(engine.statistics().work_requests - before, requests) << "device " << device;
+    EXPECT_EQ(target, source);
+  }
+}
+
 }  // namespace
 }  // namespace asyncfabric::testing

@@ -3,7 +3,7 @@
 // random order otherwise. With `early` an unordered rail reports a request whose `delivered` is false as done as soon as its bytes are
 // copied out, and lets them land at a later poll, as a NIC may. Threads: any; one lock in the hub orders everything, also for two workers.
 // Options: ordered=0|1 (1), seed, early=0|1 (0), read=0|1 (1), depth=<requests> (1024), flush=0|1 (1), fd=0|1 (1), burst=<requests> (64: per
-// poll), loss=0|1 (1: reports_peer_loss), request_bytes=<most>, host=0|1 (0: same_host_only), takes=0|1 (1: registers), opens=0|1 (1).
+// poll), loss=0|1 (1: reports_peer_loss), request_bytes=<most>, gpu_request_bytes=<most>, host=0|1 (0: same_host_only), takes=0|1 (1: registers), opens=0|1 (1).
 #pragma once
 
 #include <sys/eventfd.h>
@@ -74,6 +74,7 @@ class LoopbackRail : public Rail, public LoopbackGpu {
     capabilities_.concurrent_control = true;
     capabilities_.reports_peer_loss = option(spec, "loss", 1) != 0;
     capabilities_.max_request_bytes = option(spec, "request_bytes", 1ull << 30);
+    capabilities_.max_gpu_request_bytes = option(spec, "gpu_request_bytes", 0);
     capabilities_.same_host_only = option(spec, "host", 0) != 0;
     takes_ = option(spec, "takes", 1) != 0;
     early_ = option(spec, "early", 0) != 0 && !capabilities_.ordered;

@@ -39,7 +39,8 @@ void make_message(Op& op, Leg& leg, WorkRequest& request) {
 
 void make_range(Op& op, Leg& leg, const Capabilities& can, WorkRequest& request) {
   const Target& target = op.targets[leg.target];
-  request.length = std::min(leg.end - leg.cursor, can.max_request_bytes);
+  const bool long_ones = can.max_gpu_request_bytes != 0 && op.region->value.device != kHostDevice;
+  request.length = std::min(leg.end - leg.cursor, long_ones ? can.max_gpu_request_bytes : can.max_request_bytes);
   request.address = op.region->value.base + target.source_offset + leg.cursor;
   request.remote_offset = target.key->value.offset + target.target_offset + leg.cursor;
   request.delivered = target.fenced;

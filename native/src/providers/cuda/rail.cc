@@ -69,6 +69,7 @@ CudaRail::CudaRail(const Options& options, std::unique_ptr<Rooms> rooms, std::sh
   cuda_capabilities_.gathers = false;  // its copy engines take what lies in one piece
   cuda_capabilities_.maps = false;
   cuda_capabilities_.list_pages = CopyQueue::kListPages;
+  cuda_capabilities_.max_gpu_request_bytes = CopyQueue::kMaxFlyingBytes / 4;
   cuda_capabilities_.step_bytes = CopyQueue::kMaxFlyingBytes;
 }
 
