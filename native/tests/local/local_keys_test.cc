@@ -182,6 +182,27 @@ TEST(LocalKeys, AMappingOutlivesItsKeyAndNotItsRegistration) {
   EXPECT_TRUE(eventually({&writer, &owner}, [&] { return mappings_of("block") == before; })) << "the peer is gone";
 }
 
+// The engine asks for the range that a key states, and a peer may state what it likes.
+TEST(LocalKeys, OnlyWritableMemoryIsMappedAndOnlyWithinItsBounds) {
+  constexpr uint64_t kLength = 1 << 20;
+  Endpoint writer(Words{{"foreign", "cma"}});
+  Endpoint owner;
+  Block target(kLength, Kind::kMemfd), readable(kLength, Kind::kMemfd), foreign(kLength, Kind::kForeign);
+  auto peer = writer.connect(owner);
+  auto remote = attach(writer, *peer, target.enrol(owner));
+  std::shared_ptr<uint8_t> mapped = remote->mapped(4096, kLength - 4096);
+  ASSERT_NE(mapped, nullptr);
+  for (const auto& [offset, length] : std::vector<std::pair<uint64_t, uint64_t>>{
+           {4096, kLength - 4095}, {kLength + 1, 0}, {0, kLength + 1}, {~0ull, 2}, {2, ~0ull}})
+    EXPECT_EQ(remote->mapped(offset, length), nullptr) << offset << " " << length;
+  EXPECT_EQ(attach(writer, *peer, readable.enrol(owner, kAccessRemoteRead))->mapped(0, 1), nullptr);
+  EXPECT_EQ(attach(writer, *peer, foreign.enrol(owner))->mapped(0, 1), nullptr);
+  remote.reset();
+  peer.reset();
+  *mapped = 7;  // held: the mapping is there
+  EXPECT_EQ(target.data()[4096], 7);
+}
+
 TEST(LocalKeys, HostileBytesAreRefused) {
   Endpoint owner;
   Endpoint writer(Words{{"foreign", "cma"}});
