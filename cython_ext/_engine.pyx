@@ -11,8 +11,10 @@ import sys
 import weakref
 
 from cpython.buffer cimport (
+    PyBUF_SIMPLE,
     PyBUF_STRIDED,
     PyBUF_STRIDED_RO,
+    PyBUF_WRITABLE,
     PyBuffer_FillInfo,
     PyBuffer_IsContiguous,
     PyBuffer_Release,
@@ -65,7 +67,8 @@ include "engine.pxi"
 include "bench.pxi"
 include "bench_engine.pxi"
 include "topology.pxi"
-include "rows.pxi"
+include "rows/rows.pxi"
+include "rows/records.pxi"
 include "picking.pxi"
 include "summing.pxi"
 include "converting.pxi"

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from asyncfabric._kernels.converting import Converting
     from asyncfabric._kernels.ordering import Ordering
     from asyncfabric._kernels.picking import Picking
+    from asyncfabric._kernels.records import RecordLoops
     from asyncfabric._kernels.rows import RowLoops  # imports numpy, and with it threads that a fabric has no use for
     from asyncfabric._kernels.summing import MakeBoxSums, SumWords
 
@@ -23,6 +24,15 @@ def native_row_loops() -> RowLoops:
     except ImportError as error:
         raise DeviceError(f"the compiled loops cannot be loaded: {error}", remedy=_REMEDY) from error
     return _native.row_loops
+
+
+def native_record_loops() -> RecordLoops:
+    """Return compiled routes and records, see `records`. Raises DeviceError when nothing was compiled."""
+    try:
+        from asyncfabric import _native
+    except ImportError as error:
+        raise DeviceError(f"the compiled loops cannot be loaded: {error}", remedy=_REMEDY) from error
+    return _native.record_loops
 
 
 def native_ordering() -> Ordering | None:

@@ -8,6 +8,7 @@ from asyncfabric._bridge.machine import NativeTopology
 from asyncfabric._kernels.converting import Converting
 from asyncfabric._kernels.ordering import Ordering
 from asyncfabric._kernels.picking import Picking
+from asyncfabric._kernels.records import RecordLoops
 from asyncfabric._kernels.rows import RowLoops
 from asyncfabric._kernels.summing import MakeBoxSums, SumWords
 from asyncfabric.config import FabricConfig, RailSpec
@@ -110,7 +111,8 @@ def bench_engine_ping(
 def read_topology(root: str) -> NativeTopology: ...  # topology.pxi
 
 Engine: MakeEngine  # engine.pxi and the rooms that it joins
-row_loops: RowLoops  # rows.pxi
+row_loops: RowLoops  # rows/rows.pxi
+record_loops: RecordLoops  # rows/records.pxi
 ordering: Ordering  # summing.pxi
 picking: Picking  # picking.pxi
 BoxSums: MakeBoxSums  # summing.pxi

@@ -34,6 +34,7 @@ from asyncfabric.kv import messages as kv
 from asyncfabric.moe.cards import Card, decode_card
 from asyncfabric.moe.host import record
 from asyncfabric.moe.host.buffers import LaneShape
+from asyncfabric.moe.host.routing import find_route
 from asyncfabric.observe.spans import Span, parse_context
 from asyncfabric.observe.trace import Recording
 from asyncfabric.weights import Mesh, Move, Shard, alone, place, plan_weights
@@ -198,20 +199,25 @@ def _read_exponents(data: bytes) -> None:
     codings.decode_exponents(np.zeros(4096, np.uint8), data, 2)
 
 
-def _records() -> list[bytes]:
-    front = np.zeros(SHAPE.front_rows * SHAPE.row_bytes, np.uint8)
+def _front_of(member: int) -> record.Bytes:
+    """Return the front that this member wrote for member 0."""
+    fronts = [np.zeros(SHAPE.front_rows * SHAPE.row_bytes, np.uint8) for _ in range(SHAPE.members)]
     rows = record.Rows(
         np.zeros(3, np.int32), np.zeros((3, 2), np.int32), np.ones((3, 2), np.float32), np.ones((3, 1), np.float32)
     )
-    record.write_record(front, SHAPE, 1, 9, np.array([3, 0, 0, 0]), rows)
-    return [front.tobytes()]
+    owner = np.zeros(1, np.int64)
+    record.write_records(fronts, member, 9, rows, owner, find_route(rows.experts, owner, SHAPE.members))
+    return fronts[0]
+
+
+def _records() -> list[bytes]:
+    return [_front_of(1).tobytes()]
 
 
 def _read_record(data: bytes) -> None:
     whole = SHAPE.front_rows * SHAPE.row_bytes
     front = np.frombuffer(data[:whole].rjust(whole, b"\0"), np.uint8).copy()
-    record.step_of(front, SHAPE)
-    record.read_record(front, SHAPE, 0, 1, 9)
+    record.read_records([_front_of(0), front, _front_of(2), _front_of(3)], SHAPE, 0, 9)
 
 
 def _address() -> FabricAddress:

@@ -17,14 +17,14 @@ from asyncfabric.moe.host.grouping import Groups
 from asyncfabric.moe.host.lane import Lane, LaneStep
 from asyncfabric.moe.host.loops import row_loops
 from asyncfabric.moe.host.passes import Segment
-from asyncfabric.moe.host.record import Bytes, Rows, read_record, record_bytes, write_record
-from asyncfabric.moe.host.routing import Ints, plan_route
+from asyncfabric.moe.host.record import Bytes, Rows, read_records, record_bytes, write_records
+from asyncfabric.moe.host.routing import Ints, find_route
 
 Arrange = Callable[[Rows], Groups | None]
 """Given what all arrived rows are about, returns how they are grouped; None: they stay as they came."""
 
 
-async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owned: Ints) -> LaneStep:
+async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owner: Ints) -> LaneStep:
     """Begin a step: push the record and the private rows to every member.
 
     Args:
@@ -32,7 +32,7 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owned:
         number: of the step; the steps of a lane have the numbers 0, 1, 2 ...
         payload: shape [tokens, row_bytes]; must stay as it is until `receive_rows` has returned.
         about: what the tokens are about.
-        owned: shape [tokens, top_k]: the member of each choice, or -1.
+        owner: the member of each expert, or -1.
 
     Raises:
         MissingRankError: a member is lost.
@@ -44,35 +44,25 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owned:
     if number == 1:
         lane.find_mapped()
     shape, memory = lane.shape, lane.memory
-    route = plan_route(owned, shape.members)
-    counts, bounds, tokens = route.counts, route.offsets.tolist(), route.tokens
+    route = find_route(about.experts, owner, shape.members)
+    bounds, tokens = route.offsets.tolist(), route.tokens
     step = LaneStep(number, number % shape.in_flight, route, payload)
-    going = np.repeat(np.arange(shape.members), counts)[:, None]
-    listed = Rows(
-        about.origins[tokens],
-        np.where(owned[tokens] == going, about.experts[tokens], np.int32(-1)),
-        about.weights[tokens],
-        about.scales[tokens],
-    )
+    slots = lane.slots(step.turn)
+    write_records(slots.fronts, lane.me, number, about, owner, route)
     targets = []
     for member in range(shape.members):
-        begin, end = bounds[member], bounds[member + 1]
-        rows = listed.between(begin, end)
-        reached, there, count = lane.reach(member), shape.slot_row(step.turn, lane.me), min(end - begin, shape.private)
-        if reached is not None:
-            front, place = reached.front(step.turn, lane.me), reached.rows[there : there + count]
-            target = (member, 0, 0, 0)
-        else:
-            at, length = memory.staged_slot_row(member), record_bytes(shape, end - begin)
-            front, place = memory.staged_front(member), memory.staged[at : at + count]
-            before = at * shape.row_bytes - length, there * shape.row_bytes - length
-            target = (member, *before, length + count * shape.row_bytes)
-        write_record(front, shape, lane.me, number, counts, rows)
         if member == lane.me:
             continue  # its rows go from the payload to their places
+        begin, end = bounds[member], bounds[member + 1]
+        count = min(end - begin, shape.private)
         if count:
-            row_loops().take_rows(payload, tokens[begin : begin + count], place)
-        targets.append(target)
+            row_loops().take_rows(payload, tokens[begin : begin + count], slots.private[member][:count])
+        if lane.reach(member) is not None:
+            targets.append((member, 0, 0, 0))
+            continue
+        length, width = record_bytes(shape, end - begin), shape.row_bytes
+        here, there = memory.staged_slot_row(member) * width, shape.slot_row(step.turn, lane.me) * width
+        targets.append((member, here - length, there - length, length + count * width))
     await lane.post("records", memory.staging, ArrivalKind.RECORD, step.turn, targets)
     return step
 
@@ -106,21 +96,8 @@ async def receive_rows(lane: Lane, step: LaneStep, arrange: Arrange) -> Bytes:
 
 def read_all(lane: Lane, step: LaneStep) -> None:
     """Read the records of all members; they have arrived."""
-    shape = lane.shape
-    records = [
-        read_record(lane.memory.incoming.front(step.turn, member), shape, lane.me, member, step.number)
-        for member in range(shape.members)
-    ]
-    step.rows = Rows(
-        np.concatenate([record.rows.origins for record in records]),
-        np.concatenate([record.rows.experts for record in records]),
-        np.concatenate([record.rows.weights for record in records]),
-        np.concatenate([record.rows.scales for record in records]),
-    )
-    step.counts = np.stack([record.counts for record in records])
-    offsets = np.zeros(shape.members + 1, dtype=np.int64)
-    np.cumsum(step.counts[:, lane.me], out=offsets[1:])
-    step.offsets = offsets
+    fronts = lane.memory.arriving[step.turn].fronts
+    step.counts, step.offsets, step.rows = read_records(fronts, lane.shape, lane.me, step.number)
 
 
 def _private_rows(lane: Lane, step: LaneStep, groups: Groups | None) -> Bytes:

@@ -25,7 +25,7 @@ from asyncfabric.errors import FabricError, StaleKeyError
 from asyncfabric.moe.faults import missing
 from asyncfabric.moe.host.arrivals import ArrivalKind, RankArrivals
 from asyncfabric.moe.host.buffers import LaneShape
-from asyncfabric.moe.host.memory import LaneMemory, ReceivingMemory
+from asyncfabric.moe.host.memory import LaneMemory, LaneSlots, ReceivingMemory
 from asyncfabric.moe.host.passes import PassPlan, Segment
 from asyncfabric.moe.host.record import Bytes, Rows
 from asyncfabric.moe.host.routing import Ints, Route
@@ -104,6 +104,7 @@ class Lane:
         self._keys = keys
         self._posted: dict[str, list[_Posted]] = {}
         self._reached: dict[int, ReceivingMemory] = {me: memory.incoming}
+        self._slots: dict[int, LaneSlots] = {}
 
     @property
     def mapped_ranks(self) -> tuple[int, ...]:
@@ -115,10 +116,26 @@ class Lane:
         for member, key in self._keys.items():
             if (memory := self.fabric.mapped_memory(key)) is not None:
                 self._reached[member] = ReceivingMemory(self.shape, memory)
+                self._slots.clear()
 
     def reach(self, member: int) -> ReceivingMemory | None:
         """Return the receiving memory of a member that this process stores to itself, its own too; else None."""
         return self._reached.get(member)
+
+    def slots(self, turn: int) -> LaneSlots:
+        """Return where records and private rows for all members are put: in their memory, or in the staging memory."""
+        found = self._slots.get(turn)
+        if found is None:
+            found = self._slots[turn] = LaneSlots([], [])
+            for member in range(self.shape.members):
+                reached = self.reach(member)
+                if reached is not None:
+                    front, private = reached.front(turn, self.me), reached.private(turn, self.me)
+                else:
+                    front, private = self.memory.staged_front(member), self.memory.staged_private(member)
+                found.fronts.append(front)
+                found.private.append(private)
+        return found
 
     async def settle(self, what: str) -> None:
         """Return when nothing that was posted as `what` reads the staging memory any more.

@@ -9,9 +9,9 @@ from functools import cache
 
 import torch
 
-from asyncfabric._kernels.native import native_row_loops
-from asyncfabric._kernels.rows import RowLoops
-from asyncfabric.moe.host.record import Bytes
+from asyncfabric._kernels.native import native_record_loops, native_row_loops
+from asyncfabric._kernels.records import RecordLoops
+from asyncfabric._kernels.rows import Bytes, RowLoops
 
 KINDS: dict[torch.dtype, int] = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 """Numbers of the dtypes that sums are made of."""
@@ -21,6 +21,12 @@ KINDS: dict[torch.dtype, int] = {torch.bfloat16: 0, torch.float16: 1, torch.floa
 def row_loops() -> RowLoops:
     """Return the compiled loops; raises DeviceError when nothing was compiled."""
     return native_row_loops()
+
+
+@cache
+def record_loops() -> RecordLoops:
+    """Return compiled routes and records; raises DeviceError when nothing was compiled."""
+    return native_record_loops()
 
 
 def as_bytes(rows: torch.Tensor) -> Bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import anyio
 import numpy as np
@@ -39,9 +40,30 @@ class ReceivingMemory:
         end = self._shape.slot_row(turn, member)
         return self.rows[end - self._shape.front_rows : end].reshape(-1)
 
+    def private(self, turn: int, member: int) -> Bytes:
+        """Return the private rows of the slot that a member sends to."""
+        begin = self._shape.slot_row(turn, member)
+        return self.rows[begin : begin + self._shape.private]
+
+
+class LaneSlots(NamedTuple):
+    """LaneSlots of all members, for one step in flight.
+
+    Attributes:
+        fronts: where their records end.
+        private: their private rows.
+    """
+
+    fronts: list[Bytes]
+    private: list[Bytes]
+
 
 class LaneMemory:
-    """Receiving and staging memory of one member."""
+    """Receiving and staging memory of one member.
+
+    Attributes:
+        arriving: the slots that the members send to, of each step in flight.
+    """
 
     def __init__(self, shape: LaneShape, back_dtype: torch.dtype, receive: Region, staging: Region) -> None:
         """Look at two regions of `shape.receive_bytes` and `shape.staging_bytes`."""
@@ -49,6 +71,13 @@ class LaneMemory:
         self.receive: Region = receive
         self.staging: Region = staging
         self.incoming: ReceivingMemory = ReceivingMemory(shape, receive.memory)
+        self.arriving: list[LaneSlots] = [
+            LaneSlots(
+                [self.incoming.front(turn, member) for member in range(shape.members)],
+                [self.incoming.private(turn, member) for member in range(shape.members)],
+            )
+            for turn in range(shape.in_flight)
+        ]
         width = shape.row_bytes
         self._outgoing = np.frombuffer(staging.memory, dtype=np.uint8)
         staged_rows = shape.members * shape.slot_rows + shape.area_rows
@@ -62,6 +91,11 @@ class LaneMemory:
         """Return the front of a member's slot in the staging region."""
         end = self.staged_slot_row(member)
         return self.staged[end - self.shape.front_rows : end].reshape(-1)
+
+    def staged_private(self, member: int) -> Bytes:
+        """Return the private rows of a member's slot in the staging region."""
+        begin = self.staged_slot_row(member)
+        return self.staged[begin : begin + self.shape.private]
 
     def staged_slot_row(self, member: int) -> int:
         """Return the staging row at which the private rows for a member begin."""

@@ -17,7 +17,7 @@ from asyncfabric.moe.host.handle import MoeHandle
 from asyncfabric.moe.host.lane import Lane
 from asyncfabric.moe.host.loops import as_bytes
 from asyncfabric.moe.host.record import Bytes, Rows
-from asyncfabric.moe.host.routing import Ints, owners
+from asyncfabric.moe.host.routing import Ints
 
 
 class Path(Protocol):
@@ -63,9 +63,7 @@ class StraightPath:
 
     async def send(self, number: int, epoch: int, payload: Bytes, about: Rows) -> MoeHandle:
         """Begin a step. Cancellation: it did not begin."""
-        return MoeHandle(
-            number, epoch, await send_rows(self._lane, number, payload, about, owners(about.experts, self._owner))
-        )
+        return MoeHandle(number, epoch, await send_rows(self._lane, number, payload, about, self._owner))
 
     async def receive(self, handle: MoeHandle, arrange: Arrange) -> Bytes:
         """Return the rows for this rank. Cancellation: nothing is lost, call it again."""
@@ -99,8 +97,7 @@ class NodePath:
 
     async def send(self, number: int, epoch: int, payload: Bytes, about: Rows) -> MoeHandle:
         """Begin a step. Cancellation: it did not begin."""
-        owned = owners(about.experts, self._node_owner)
-        return MoeHandle(number, epoch, await send_rows(self._across, number, payload, about, owned))
+        return MoeHandle(number, epoch, await send_rows(self._across, number, payload, about, self._node_owner))
 
     async def receive(self, handle: MoeHandle, arrange: Arrange) -> Bytes:
         """Return the rows for this rank. Cancellation: nothing is lost, call it again."""
@@ -109,8 +106,7 @@ class NodePath:
                 handle.crossed = await receive_rows(self._across, handle.first, _as_they_came)
             about = handle.first.rows
             assert about is not None
-            owned = owners(about.experts, self._rank_owner)
-            handle.inner = await send_rows(self._inside, handle.number, handle.crossed, about, owned)
+            handle.inner = await send_rows(self._inside, handle.number, handle.crossed, about, self._rank_owner)
         return await receive_rows(self._inside, handle.inner, arrange)
 
     async def send_back(self, handle: MoeHandle) -> None:

@@ -1,27 +1,26 @@
 """The record that opens a step between two members: who sends how many rows where, and what each row is about.
 
 Pure functions over the bytes of a slot's front. The record ends where the private rows begin and grows backwards with
-the number of rows: [origins][experts][weights][scales][head]. So its reader finds the head at a known place.
+the number of rows: [origins][experts][weights][scales][head]. So its reader finds the head at a known place. The loops
+that write and read it are compiled: peers may write to a front while it is read.
 """
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncfabric._kernels.records import RefusedHead
 from asyncfabric.errors import RemoteProtocolError
-from asyncfabric.moe.host.buffers import HEAD_BYTES, LaneShape
-from asyncfabric.moe.host.routing import Experts, Ints
+from asyncfabric.moe.host.buffers import LaneShape
+from asyncfabric.moe.host.loops import record_loops
+from asyncfabric.moe.host.routing import Experts, Ints, Route
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-
-MAGIC = 0x454F4D01
-_HEAD = struct.Struct("<IIQII8x")  # magic, member, step, rows, members
-assert _HEAD.size == HEAD_BYTES
 
 
 class Rows(NamedTuple):
@@ -39,23 +38,18 @@ class Rows(NamedTuple):
     weights: Floats
     scales: Floats
 
-    def between(self, begin: int, end: int) -> Rows:
-        """Return rows [begin, end)."""
-        origins, experts, weights, scales = self
-        return Rows(origins[begin:end], experts[begin:end], weights[begin:end], scales[begin:end])
 
-
-class Record(NamedTuple):
-    """A record as it was read.
+class Records(NamedTuple):
+    """The records of all members, as they were read.
 
     Attributes:
-        step: the number that the sender gave the step.
-        counts: how many rows the sender has for each member in this step.
-        rows: what its rows for this member are about.
+        counts: rows from each member (first index) to each member in this step.
+        offsets: where the rows of each member begin; one more entry ends the last.
+        rows: what the rows for the reader are about.
     """
 
-    step: int
     counts: Ints
+    offsets: Ints
     rows: Rows
 
 
@@ -64,57 +58,52 @@ def record_bytes(shape: LaneShape, rows: int) -> int:
     return shape.head_bytes + rows * shape.meta_bytes
 
 
-def write_record(front: Bytes, shape: LaneShape, member: int, step: int, counts: Ints, rows: Rows) -> None:
-    """Write a record to the end of a slot's front.
+def write_records(fronts: Sequence[Bytes], member: int, step: int, about: Rows, owner: Ints, route: Route) -> None:
+    """Write the records for all members to the ends of their fronts.
 
     Args:
-        front: the front of the slot, `shape.front_rows` rows.
-        shape: of the lane.
+        fronts: of the slots, one for each member.
         member: the sender.
         step: number of the step.
-        counts: rows that the sender has for each member.
-        rows: what the rows for the reader of this record are about.
-    """
-    head_at = len(front) - shape.head_bytes
-    _HEAD.pack_into(front.data, head_at, MAGIC, member, step, len(rows.origins), shape.members)
-    listed = front[head_at + HEAD_BYTES : head_at + HEAD_BYTES + 4 * shape.members].view(np.uint32)
-    listed[:] = counts
-    at = head_at - len(rows.origins) * shape.meta_bytes
-    for part, kind in zip(rows, (np.int32, np.int32, np.float32, np.float32), strict=True):
-        target = front[at : at + 4 * part.size].view(kind)
-        target[:] = part.reshape(-1)
-        at += 4 * part.size
-
-
-def step_of(front: Bytes, shape: LaneShape) -> int:
-    """Return the step number in a front, -1 when none was ever written."""
-    magic, _, step, _, _ = _HEAD.unpack_from(front.data, len(front) - shape.head_bytes)
-    return int(step) if magic == MAGIC else -1
-
-
-def read_record(front: Bytes, shape: LaneShape, reader: int, member: int, step: int) -> Record:
-    """Read the record of a member from the end of a slot's front; the arrays look at the slot, they are no copies.
+        about: what all tokens of the step are about.
+        owner: the member of each expert, or -1.
+        route: which tokens go to whom.
 
     Raises:
-        RemoteProtocolError: this is no record of that member for that step, or its numbers are out of bounds.
+        IndexError: sizes do not fit each other, or experts that do not exist.
     """
-    head_at = len(front) - shape.head_bytes
-    magic, sender, found, rows, members = _HEAD.unpack_from(front.data, head_at)
-    counts = front[head_at + HEAD_BYTES : head_at + HEAD_BYTES + 4 * shape.members].view(np.uint32).astype(np.int64)
-    if (magic, sender, found, members) != (MAGIC, member, step, shape.members):
-        raise RemoteProtocolError(
-            f"member {member} sent no record of step {step}: {magic:#x}, member {sender} of {members}, step {found}",
+    record_loops().write_records(fronts, member, step, *about, owner, route.tokens, route.offsets)
+
+
+def read_records(fronts: Sequence[Bytes], shape: LaneShape, reader: int, step: int) -> Records:
+    """Read the records of all members from the ends of their fronts; the arrays are copies.
+
+    Raises:
+        RemoteProtocolError: one is no record of its member for that step, or its numbers are out of bounds.
+    """
+    members, loops = shape.members, record_loops()
+    counts, offsets = np.empty((members, members), dtype=np.int64), np.empty(members + 1, dtype=np.int64)
+    refused = loops.read_heads(fronts, reader, step, shape.max_tokens, counts, offsets)
+    if refused is not None:
+        raise _error(RefusedHead(*refused), shape, step)
+    rows = int(offsets[-1])
+    about = Rows(
+        np.empty(rows, dtype=np.int32),
+        np.empty((rows, shape.top_k), dtype=np.int32),
+        np.empty((rows, shape.top_k), dtype=np.float32),
+        np.empty((rows, shape.scales), dtype=np.float32),
+    )
+    loops.read_rows(fronts, offsets, *about)
+    return Records(counts, offsets, about)
+
+
+def _error(head: RefusedHead, shape: LaneShape, step: int) -> RemoteProtocolError:
+    if head.foreign:
+        return RemoteProtocolError(
+            f"member {head.member} sent no record of step {step}: {head.magic:#x}, member {head.sender} of"
+            f" {head.members}, step {head.step}",
             remedy="all ranks must dispatch and combine in the same order, with the same configuration",
         )
-    if rows > shape.max_tokens or counts[reader] != rows or counts.max() > shape.max_tokens:
-        raise RemoteProtocolError(f"member {member} announces {rows} rows, at most {shape.max_tokens} are agreed")
-    begin = head_at - rows * shape.meta_bytes
-    words = front[begin:head_at].view(np.int32)
-    experts, weights, scales = rows, rows * (1 + shape.top_k), rows * (1 + 2 * shape.top_k)
-    about = Rows(
-        words[:experts],
-        words[experts:weights].reshape(rows, shape.top_k),
-        words[weights:scales].view(np.float32).reshape(rows, shape.top_k),
-        words[scales:].view(np.float32).reshape(rows, shape.scales),
+    return RemoteProtocolError(
+        f"member {head.member} announces {head.rows} rows, at most {shape.max_tokens} are agreed"
     )
-    return Record(found, counts, about)

@@ -65,6 +65,53 @@ struct Pairs {
 bool place_pairs(std::span<const int32_t> experts, size_t choices, int32_t first, std::span<int64_t> begins,
                  const Pairs& pairs);
 
+// The tokens of each member, one copy each however many of their experts it holds: ascending, those for member 0 first.
+// `owner` has the member of each expert, -1 where none has it; -1 is no expert. Offsets: one more than members.
+// Returns how many entries of `tokens` are used; -1 where experts or members do not exist, or `tokens` is too short.
+int64_t plan_route(std::span<const int32_t> experts, size_t choices, std::span<const int64_t> owner,
+                   std::span<int64_t> tokens, std::span<int64_t> offsets);
+
+// A record opens a step between two members. It fills the end of a front and grows backwards with its rows:
+// [origins][experts][weights][scales][head], a head being these numbers and a count for each member.
+struct RecordHead {
+  uint32_t magic, member;
+  uint64_t step;
+  uint32_t rows, members;
+  uint64_t spare;
+};
+constexpr uint32_t kRecordMagic = 0x454F4D01;
+
+// What rows are about, one entry each; `choices` experts and weights, `scales_of_row` scales.
+struct About {
+  std::span<const int32_t> origins, experts;
+  std::span<const float> weights, scales;
+  size_t choices, scales_of_row;
+};
+struct ReadAbout {
+  std::span<int32_t> origins, experts;
+  std::span<float> weights, scales;
+  size_t choices, scales_of_row;
+};
+
+// Writes the record for each member to its front, about its part of `tokens`. Experts of others are written as -1.
+bool write_records(std::span<const std::span<uint8_t>> fronts, uint32_t sender, uint64_t step, const About& about,
+                   std::span<const int64_t> owner, std::span<const int64_t> tokens, std::span<const int64_t> offsets);
+
+enum class HeadVerdict : uint32_t { kFine = 0, kOtherRecord = 1, kTooManyRows = 2, kMisuse = 3 };
+struct HeadCheck {
+  HeadVerdict verdict = HeadVerdict::kFine;
+  size_t member = 0;  // the first that was refused, and its head as it was checked
+  RecordHead head{};
+};
+
+// Reads what the heads of all members announce: counts[sender * members + receiver], and where the rows of each sender begin
+// among those for `reader`. Peers write fronts whenever they like: what is returned was copied first, then checked.
+HeadCheck read_heads(std::span<const std::span<uint8_t>> fronts, uint32_t reader, uint64_t step, uint64_t max_tokens,
+                     std::span<int64_t> counts, std::span<int64_t> offsets);
+
+// Copies what the rows of all members are about; `offsets` as read_heads made them, no number of a front is looked at.
+bool read_rows(std::span<const std::span<uint8_t>> fronts, std::span<const int64_t> offsets, const ReadAbout& into);
+
 // How many threads take part in a loop that is long enough, the caller among them; 0: by the cores. One loop at a time has them. Waits for
 // a loop that has them now.
 void use_threads(uint32_t threads);

@@ -16,11 +16,14 @@ from asyncfabric.moe import MoeConfig, buffer_bytes
 from asyncfabric.moe.host.buffers import LaneShape
 from asyncfabric.moe.host.grouping import group_rows
 from asyncfabric.moe.host.passes import PassPlan, circle
-from asyncfabric.moe.host.record import Rows, read_record, record_bytes, step_of, write_record
-from asyncfabric.moe.host.routing import owner_of_expert, owners, plan_route
+from asyncfabric.moe.host.record import Records, Rows, read_records, record_bytes, write_records
+from asyncfabric.moe.host.routing import Route, find_route, owner_of_expert, owners, plan_route
 from asyncfabric.moe.host.session import plan_lanes
 
 Array = np.ndarray[Any, Any]
+compiled = pytest.mark.skipif(
+    find_spec("asyncfabric._native._engine") is None, reason="needs the compiled engine: make build"
+)
 
 
 @st.composite
@@ -49,7 +52,25 @@ def test_each_token_goes_once_to_each_member_that_has_an_expert_of_it(
     assert route.counts.sum() == len(route.tokens) == route.offsets[-1]
 
 
-@pytest.mark.skipif(find_spec("asyncfabric._native._engine") is None, reason="needs the compiled engine: make build")
+@compiled
+@given(choices(), st.integers(1, 9), st.integers(0, 1 << 20))
+def test_the_compiled_route_is_that_of_numpy(drawn: tuple[int, Array], members: int, seed: int) -> None:
+    experts, indices = drawn
+    owner = np.random.default_rng(seed).integers(-1, members, size=experts)
+    found, wanted = find_route(indices, owner, members), plan_route(owners(indices, owner), members)
+    assert np.array_equal(found.tokens, wanted.tokens) and np.array_equal(found.offsets, wanted.offsets)
+    for bad in (experts, -2, 1 << 30, -(1 << 31)):
+        if indices.size:
+            other = indices.copy()
+            other[-1, -1] = bad
+            with pytest.raises(IndexError, match="plan_route"):
+                find_route(other, owner, members)
+    for bad in (members, -2):
+        with pytest.raises(IndexError, match="plan_route"):
+            find_route(indices, np.append(owner, bad), members)
+
+
+@compiled
 @given(choices(), st.integers(1, 9), st.data())
 def test_rows_are_grouped_by_expert_in_order_and_aligned(drawn: tuple[int, Array], alignment: int, data: Any) -> None:
     experts, indices = drawn
@@ -134,31 +155,111 @@ shapes = st.builds(
 )
 
 
+class Step:
+    """Records of random tokens of all members, written each to its slot's front, with memory around each front."""
+
+    GUARD = 96
+
+    def __init__(self, shape: LaneShape, number: int, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self.shape, self.number, experts = shape, number, 12
+        self.owner = random.integers(-1, shape.members, size=experts)
+        whole = 2 * self.GUARD + shape.front_rows * shape.row_bytes
+        self.memory = np.full((shape.members, shape.members, whole), 0xA5, dtype=np.uint8)  # [reader, sender]
+        self.about: list[Rows] = []
+        self.routes: list[Route] = []
+        for member in range(shape.members):
+            tokens = int(random.integers(0, shape.max_tokens + 1))
+            about = Rows(
+                random.integers(0, 99, size=tokens).astype(np.int32),
+                random.integers(-1, experts, size=(tokens, shape.top_k)).astype(np.int32),
+                random.random((tokens, shape.top_k), dtype=np.float32),
+                random.random((tokens, shape.scales), dtype=np.float32),
+            )
+            route = find_route(about.experts, self.owner, shape.members)
+            fronts = [self.memory[reader, member, self.GUARD : -self.GUARD] for reader in range(shape.members)]
+            write_records(fronts, member, number, about, self.owner, route)
+            self.about.append(about)
+            self.routes.append(route)
+
+    def fronts(self, reader: int) -> list[Array]:
+        return [self.memory[reader, member, self.GUARD : -self.GUARD] for member in range(self.shape.members)]
+
+    def read(self, reader: int, number: int | None = None) -> Records:
+        return read_records(self.fronts(reader), self.shape, reader, self.number if number is None else number)
+
+
+@compiled
 @given(shapes, st.data(), st.integers(0, 1 << 40))
-def test_a_record_is_read_as_it_was_written_and_touches_nothing_else(shape: LaneShape, data: Any, step: int) -> None:
-    count = data.draw(st.integers(0, shape.max_tokens))
-    member, reader = (data.draw(st.integers(0, shape.members - 1)) for _ in range(2))
-    random = np.random.default_rng(count)
-    counts = random.integers(0, shape.max_tokens + 1, size=shape.members)
-    counts[reader] = count
-    rows = Rows(
-        random.integers(0, 99, size=count).astype(np.int32),
-        random.integers(-1, 99, size=(count, shape.top_k)).astype(np.int32),
-        random.random((count, shape.top_k), dtype=np.float32),
-        random.random((count, shape.scales), dtype=np.float32),
-    )
-    front = np.full(shape.front_rows * shape.row_bytes, 0xA5, dtype=np.uint8)
-    assert step_of(front, shape) == -1
-    write_record(front, shape, member, step, counts, rows)
-    length = record_bytes(shape, count)
-    assert (front[: len(front) - length] == 0xA5).all()
-    assert step_of(front, shape) == step
-    found = read_record(front, shape, reader, member, step)
-    assert found.step == step and np.array_equal(found.counts, counts)
-    assert all(np.array_equal(one, other) for one, other in zip(found.rows, rows, strict=True))
-    for wrong in ({"member": member + 1, "step": step}, {"member": member, "step": step + 1}):
-        with pytest.raises(RemoteProtocolError, match="sent no record"):
-            read_record(front, shape, reader, **wrong)
+def test_records_are_read_as_they_were_written_and_touch_nothing_else(shape: LaneShape, data: Any, number: int) -> None:
+    step = Step(shape, number, data.draw(st.integers(0, 1 << 20)))
+    for reader in range(shape.members):
+        counts, offsets, rows = step.read(reader)
+        assert counts.tolist() == [route.counts.tolist() for route in step.routes]
+        assert offsets.tolist() == [0, *np.cumsum(counts[:, reader])]
+        for member, (about, route) in enumerate(zip(step.about, step.routes, strict=True)):
+            tokens, mine = route.of(reader), slice(offsets[member], offsets[member + 1])
+            here = np.append(step.owner, -1)[about.experts[tokens]] == reader
+            assert np.array_equal(rows.origins[mine], about.origins[tokens])
+            assert np.array_equal(rows.experts[mine], np.where(here, about.experts[tokens], -1))
+            assert np.array_equal(rows.weights[mine], about.weights[tokens])
+            assert np.array_equal(rows.scales[mine], about.scales[tokens])
+            untouched = step.memory.shape[2] - step.GUARD - record_bytes(shape, len(tokens))
+            assert (step.memory[reader, member, :untouched] == 0xA5).all()
+            assert (step.memory[reader, member, -step.GUARD :] == 0xA5).all()
+        with pytest.raises(RemoteProtocolError, match=f"member 0 sent no record of step {number + 1}"):
+            step.read(reader, number + 1)
+
+
+def wrong_heads(shape: LaneShape, head: dict[str, int]) -> list[tuple[dict[str, int], str]]:
+    """Return heads that lie, and what of the error names it."""
+    lies = [({name: head[name] ^ bit}, "sent no record") for name in head if name != "rows" for bit in (1, 1 << 31)]
+    many = (head["rows"] + 1, shape.max_tokens + 1, 1 << 20, 0xFFFFFFFF, 0x80000000)
+    return [*lies, *(({"rows": rows}, "rows, at most") for rows in many)]
+
+
+@compiled
+@settings(max_examples=30)
+@given(shapes, st.data())
+def test_heads_that_lie_are_refused(shape: LaneShape, data: Any) -> None:
+    step = Step(shape, 7, data.draw(st.integers(0, 1 << 20)))
+    reader, liar = (data.draw(st.integers(0, shape.members - 1)) for _ in range(2))
+    front = step.fronts(reader)[liar]
+    fixed = np.dtype([("magic", "<u4"), ("member", "<u4"), ("step", "<u8"), ("rows", "<u4"), ("members", "<u4")])
+    head = front[len(front) - shape.head_bytes :][: fixed.itemsize].view(fixed)
+    counts = front[len(front) - shape.head_bytes + 32 :].view(np.uint32)
+    right = {name: int(head[name][0]) for name in fixed.names or ()}
+    for lie, error in wrong_heads(shape, right):
+        for name, value in lie.items():
+            head[name] = value
+        with pytest.raises(RemoteProtocolError, match=f"member {liar} .*{error}"):
+            step.read(reader)
+        if "rows" in lie and lie["rows"] > shape.max_tokens:  # also when the count of the reader lies with it
+            counts[reader] = lie["rows"]
+            with pytest.raises(RemoteProtocolError, match=f"announces {lie['rows']} rows, at most {shape.max_tokens}"):
+                step.read(reader)
+            counts[reader] = right["rows"]
+        for name in lie:
+            head[name] = right[name]
+    for receiver in range(shape.members):
+        kept = int(counts[receiver])
+        counts[receiver] = shape.max_tokens + 1 + data.draw(st.sampled_from([0, 1 << 31]))
+        with pytest.raises(RemoteProtocolError, match="rows, at most"):
+            step.read(reader)
+        counts[receiver] = kept
+    step.read(reader)
+
+
+@compiled
+@given(shapes, st.data())
+def test_random_bytes_are_no_records(shape: LaneShape, data: Any) -> None:
+    random = np.random.default_rng(data.draw(st.integers(0, 1 << 20)))
+    step = Step(shape, 7, 1)
+    reader, liar = (data.draw(st.integers(0, shape.members - 1)) for _ in range(2))
+    front = step.fronts(reader)[liar]
+    front[:] = random.integers(0, 256, size=len(front))
+    with pytest.raises(RemoteProtocolError, match=f"member {liar} sent no record"):
+        step.read(reader)
 
 
 @given(shapes)

@@ -34,10 +34,44 @@ cdef const_experts experts_of(const int32_t[:, ::1] experts):
     return const_experts(&experts[0, 0] if count else NULL, count)
 
 
+cdef const_floats floats_of(const float[:, ::1] numbers):
+    cdef size_t count = numbers.shape[0] * numbers.shape[1]
+    return const_floats(&numbers[0, 0] if count else NULL, count)
+
+
+cdef floats floats_into(float[:, ::1] numbers):
+    cdef size_t count = numbers.shape[0] * numbers.shape[1]
+    return floats(&numbers[0, 0] if count else NULL, count)
+
+
 cdef const_parts parts_of(const int64_t[:, ::1] parts) except *:
     if parts.shape[1] != 3:
         raise ValueError(f"a part has a begin, an end and a place, got {parts.shape[1]} numbers")
     return const_parts(<const RowPart*> &parts[0, 0] if parts.shape[0] else NULL, parts.shape[0])
+
+
+cdef class _RowExports:
+    """The exports of several arrays, held while a loop runs on them."""
+
+    cdef vector[Py_buffer] held_
+
+    def __dealloc__(self):
+        for i in range(self.held_.size()):
+            PyBuffer_Release(&self.held_[i])
+
+    cdef Py_buffer hold(self, object array, int flags) except *:
+        cdef Py_buffer view
+        PyObject_GetBuffer(array, &view, flags)
+        self.held_.push_back(view)
+        return view
+
+    cdef vector[RowFront] fronts(self, object arrays, int flags) except *:
+        cdef vector[RowFront] found
+        cdef Py_buffer view
+        for array in arrays:
+            view = self.hold(array, flags)
+            found.push_back(RowFront(<uint8_t*> view.buf, view.len))
+        return found
 
 
 class row_loops:  # a namespace: the module has loops of other systems too
@@ -105,8 +139,7 @@ class row_loops:  # a namespace: the module has loops of other systems too
         cdef RowSource rows = rows_from(source)
         cdef const_ints listed = ints_of(tokens)
         cdef const_parts senders = parts_of(parts)
-        cdef size_t count = sums.shape[0] * sums.shape[1]
-        cdef floats kept = floats(&sums[0, 0] if count else NULL, count)
+        cdef floats kept = floats_into(sums)
         cdef bint fine
         with nogil:
             fine = native_gather_sums(rows, <RowKind> kind, listed, senders, kept)
