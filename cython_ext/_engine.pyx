@@ -11,6 +11,8 @@ import sys
 import weakref
 
 from cpython.buffer cimport (
+    PyBUF_FORMAT,
+    PyBUF_ND,
     PyBUF_SIMPLE,
     PyBUF_STRIDED,
     PyBUF_STRIDED_RO,

@@ -4,9 +4,6 @@
 from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 
-cdef extern from "Python.h":
-    int PyBUF_FORMAT, PyBUF_ND
-
 ctypedef fused position_t:
     int32_t
     uint32_t

@@ -63,6 +63,26 @@ cdef extern from "asyncfabric/rows.h" namespace "asyncfabric::rows" nogil:
         const_parts()
         const_parts(const RowPart*, size_t)
 
+    cdef cppclass GoingRows:
+        int64_t begin
+        int64_t end
+        RowTarget target
+
+    cdef cppclass ComingRows:
+        int64_t begin
+        int64_t end
+        RowSource source
+        cpp_bool picks
+        const_ints picked
+
+    cdef cppclass const_going "std::span<const asyncfabric::rows::GoingRows>":
+        const_going()
+        const_going(const GoingRows*, size_t)
+
+    cdef cppclass const_coming "std::span<const asyncfabric::rows::ComingRows>":
+        const_coming()
+        const_coming(const ComingRows*, size_t)
+
     cdef cppclass RowPairs "asyncfabric::rows::Pairs":
         ints position
         ints row
@@ -104,10 +124,11 @@ cdef extern from "asyncfabric/rows.h" namespace "asyncfabric::rows" nogil:
         size_t member
         RecordHead head
 
-    cpp_bool native_take_rows "asyncfabric::rows::take_rows"(RowSource, const_ints, RowTarget) noexcept
-    cpp_bool native_spread_rows "asyncfabric::rows::spread_rows"(RowSource, const_ints, const_ints, RowTarget) noexcept
+    cpp_bool native_take_rows "asyncfabric::rows::take_rows"(RowSource, const_ints, const_going) noexcept
+    cpp_bool native_spread_rows "asyncfabric::rows::spread_rows"(
+        const_coming, const_ints, const_ints, RowTarget) noexcept
     cpp_bool native_weigh_rows "asyncfabric::rows::weigh_rows"(
-        RowSource, RowKind, const_ints, const_ints, const_floats, RowTarget) noexcept
+        RowSource, RowKind, const_ints, const_ints, const_floats, const_going) noexcept
     cpp_bool native_add_rows "asyncfabric::rows::add_rows"(
         RowSource, RowKind, const_ints, const_parts, RowTarget) noexcept
     cpp_bool native_gather_sums "asyncfabric::rows::gather_sums"(

@@ -6,6 +6,7 @@ raise IndexError, before anything is written, where an index points outside or s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,21 +16,44 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Experts = NDArray[np.int32]
+Span = tuple[int, int]
+"""Rows begin .. end - 1 of a step: mostly those of one member. One call serves all members."""
 
 
 class RowLoops(Protocol):
     """Moving and adding up rows; the GIL is released meanwhile."""
 
-    def take_rows(self, source: Bytes, index: Ints, target: Bytes) -> None:
-        """Make row i of the target row index[i] of the source."""
+    def take_rows(self, source: Bytes, index: Ints, spans: Sequence[Span], targets: Sequence[Bytes]) -> None:
+        """Make the first rows of each target the rows index[begin:end] of the source, (begin, end) being its span."""
 
-    def spread_rows(self, source: Bytes, pair_offsets: Ints, position: Ints, target: Bytes) -> None:
-        """Copy row i of the source to the rows position[pair_offsets[i]:pair_offsets[i + 1]] of the target."""
+    def spread_rows(
+        self,
+        spans: Sequence[Span],
+        sources: Sequence[Bytes],
+        picked: Sequence[Ints | None],
+        pair_offsets: Ints,
+        position: Ints,
+        target: Bytes,
+    ) -> None:
+        """Copy each row of the spans to the rows position[pair_offsets[row]:pair_offsets[row + 1]] of the target.
+
+        The rows of a span are the first of its source; where it has an array of picked rows, those.
+        """
 
     def weigh_rows(
-        self, source: Bytes, kind: int, pair_offsets: Ints, position: Ints, weights: Floats, target: Bytes
+        self,
+        source: Bytes,
+        kind: int,
+        pair_offsets: Ints,
+        position: Ints,
+        weights: Floats,
+        spans: Sequence[Span],
+        targets: Sequence[Bytes],
     ) -> None:
-        """Make row i of the target the fp32 sum of weights[p] * source[position[p]] over its pairs p, rounded once."""
+        """Make each row of the spans the fp32 sum of weights[p] * source[position[p]] over its pairs p, rounded once.
+
+        The sums of a span go to the first rows of its target.
+        """
 
     def add_rows(self, source: Bytes, kind: int, tokens: Ints, parts: Ints, target: Bytes) -> None:
         """Make row t of the target the fp32 sum of the rows that the parts have for token t, rounded once.

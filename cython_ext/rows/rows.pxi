@@ -73,48 +73,84 @@ cdef class _RowExports:
             found.push_back(RowFront(<uint8_t*> view.buf, view.len))
         return found
 
+    cdef RowTarget rows(self, object array, int flags) except *:
+        cdef Py_buffer view = self.hold(array, flags | PyBUF_ND)
+        cdef RowTarget found
+        if view.ndim != 2 or view.itemsize != 1:
+            raise ValueError(f"rows are bytes of two dimensions, got {view.ndim} and elements of {view.itemsize} bytes")
+        found.data, found.count, found.row_bytes = <uint8_t*> view.buf, view.shape[0], view.shape[1]
+        return found
+
+    cdef vector[GoingRows] going(self, spans, targets) except *:
+        cdef vector[GoingRows] found
+        cdef GoingRows part
+        for (begin, end), target in zip(spans, targets, strict=True):
+            part.begin, part.end, part.target = begin, end, self.rows(target, PyBUF_WRITABLE)
+            found.push_back(part)
+        return found
+
+    cdef vector[ComingRows] coming(self, spans, sources, picked) except *:
+        cdef vector[ComingRows] found
+        cdef ComingRows part
+        cdef RowTarget rows
+        cdef const int64_t[::1] numbers
+        for (begin, end), source, index in zip(spans, sources, picked, strict=True):
+            rows = self.rows(source, PyBUF_SIMPLE)
+            part.begin, part.end, part.picks = begin, end, index is not None
+            part.source.data, part.source.count, part.source.row_bytes = rows.data, rows.count, rows.row_bytes
+            if part.picks:
+                self.hold(index, PyBUF_ND)
+                numbers = index
+                part.picked = ints_of(numbers)
+            found.push_back(part)
+        return found
+
 
 class row_loops:  # a namespace: the module has loops of other systems too
     """The row loops; see asyncfabric._kernels.rows."""
 
     @staticmethod
-    def take_rows(const unsigned char[:, ::1] source, const int64_t[::1] index, unsigned char[:, ::1] target) -> None:
-        """Make row i of the target row index[i] of the source."""
+    def take_rows(const unsigned char[:, ::1] source, const int64_t[::1] index, spans, targets) -> None:
+        """Make the first rows of each target the rows index[begin:end] of the source, for its span."""
         cdef RowSource rows = rows_from(source)
-        cdef RowTarget out = rows_into(target)
         cdef const_ints taken = ints_of(index)
+        cdef _RowExports held = _RowExports.__new__(_RowExports)
+        cdef vector[GoingRows] going = held.going(spans, targets)
         cdef bint fine
         with nogil:
-            fine = native_take_rows(rows, taken, out)
+            fine = native_take_rows(rows, taken, const_going(going.data(), going.size()))
         if not fine:
             raise rows_refused("take_rows")
 
     @staticmethod
-    def spread_rows(const unsigned char[:, ::1] source, const int64_t[::1] pair_offsets, const int64_t[::1] position,
+    def spread_rows(spans, sources, picked, const int64_t[::1] pair_offsets, const int64_t[::1] position,
                     unsigned char[:, ::1] target) -> None:
-        """Copy row i of the source to the rows position[pair_offsets[i]:pair_offsets[i + 1]] of the target."""
-        cdef RowSource rows = rows_from(source)
+        """Copy each row of the spans to the rows position[pair_offsets[row]:pair_offsets[row + 1]] of the target."""
+        cdef _RowExports held = _RowExports.__new__(_RowExports)
+        cdef vector[ComingRows] coming = held.coming(spans, sources, picked)
         cdef RowTarget out = rows_into(target)
         cdef const_ints offsets = ints_of(pair_offsets)
         cdef const_ints places = ints_of(position)
         cdef bint fine
         with nogil:
-            fine = native_spread_rows(rows, offsets, places, out)
+            fine = native_spread_rows(const_coming(coming.data(), coming.size()), offsets, places, out)
         if not fine:
             raise rows_refused("spread_rows")
 
     @staticmethod
     def weigh_rows(const unsigned char[:, ::1] source, uint32_t kind, const int64_t[::1] pair_offsets,
-                   const int64_t[::1] position, const float[::1] weights, unsigned char[:, ::1] target) -> None:
-        """Make row i of the target the fp32 sum of weights[p] * source[position[p]] over its pairs p, rounded once."""
+                   const int64_t[::1] position, const float[::1] weights, spans, targets) -> None:
+        """Make each row of the spans the fp32 sum of weights[p] * source[position[p]] over its pairs, rounded once."""
         cdef RowSource rows = rows_from(source)
-        cdef RowTarget out = rows_into(target)
         cdef const_ints offsets = ints_of(pair_offsets)
         cdef const_ints places = ints_of(position)
         cdef const_floats factors = const_floats(&weights[0] if weights.shape[0] else NULL, weights.shape[0])
+        cdef _RowExports held = _RowExports.__new__(_RowExports)
+        cdef vector[GoingRows] going = held.going(spans, targets)
         cdef bint fine
         with nogil:
-            fine = native_weigh_rows(rows, <RowKind> kind, offsets, places, factors, out)
+            fine = native_weigh_rows(rows, <RowKind> kind, offsets, places, factors,
+                                     const_going(going.data(), going.size()))
         if not fine:
             raise rows_refused("weigh_rows")
 

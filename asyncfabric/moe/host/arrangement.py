@@ -5,9 +5,12 @@ Pure functions on the handle, any thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
+from asyncfabric._kernels.rows import Span
 from asyncfabric.moe.config import MoeConfig
 from asyncfabric.moe.host.grouping import Groups, group_rows
 from asyncfabric.moe.host.handle import MoeHandle
@@ -31,12 +34,12 @@ def arranged(config: MoeConfig, rank: int, handle: MoeHandle, about: Rows) -> Gr
     return handle.groups
 
 
-def filled(handle: MoeHandle, begin: int, end: int, target: Bytes) -> None:
-    """Put what goes back for the arrived rows [begin, end) into `target`: the outputs of their experts.
+def filled(handle: MoeHandle, spans: Sequence[Span], places: Sequence[Bytes]) -> None:
+    """Put what goes back for the arrived rows of each span into the first rows of its place: the outputs of experts.
 
     They are weighted and added up in fp32 in the order of choices, and rounded once.
     """
     outputs, groups, weights = handle.outputs, handle.groups, handle.pair_weights
     assert outputs is not None and groups is not None and weights is not None
     rows, kind = outputs
-    row_loops().weigh_rows(rows, kind, groups.pair_offsets[begin : end + 1], groups.position, weights, target)
+    row_loops().weigh_rows(rows, kind, groups.pair_offsets, groups.position, weights, spans, places)

@@ -7,12 +7,13 @@ of passes changes that order, so the result is the same bit for bit (MOE-3).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 import numpy as np
 import torch
 
+from asyncfabric._kernels.rows import Span
 from asyncfabric.moe.host.arrivals import ArrivalKind
 from asyncfabric.moe.host.lane import Lane, LaneStep
 from asyncfabric.moe.host.loops import KINDS, as_bytes, row_loops
@@ -20,8 +21,8 @@ from asyncfabric.moe.host.passes import Segment, circle
 from asyncfabric.moe.host.record import Bytes
 from asyncfabric.moe.host.routing import Ints
 
-Fill = Callable[[int, int, Bytes], None]
-"""`fill(begin, end, out)` puts what goes back for the arrived rows [begin, end) into the rows `out`, as bytes."""
+Fill = Callable[[Sequence[Span], Sequence[Bytes]], None]
+"""`fill(spans, places)` puts what goes back for the arrived rows of each span into the first rows of its place."""
 
 
 async def send_back(lane: Lane, step: LaneStep, fill: Fill) -> None:
@@ -102,8 +103,15 @@ async def _post_back(lane: Lane, step: LaneStep, number: int, fill: Fill) -> Non
     shape, memory = lane.shape, lane.memory
     assert step.offsets is not None
     segments: dict[int, Segment] = dict(lane.outgoing(step, "back", number))
-    width = shape.back_row_bytes
+    width, bounds = shape.back_row_bytes, step.offsets.tolist()
     targets: list[tuple[int, int, int, int]] = []
+    spans: list[Span] = []
+    places: list[Bytes] = []
+
+    async def post() -> None:
+        fill(spans, places)
+        await lane.post("back", memory.staging, ArrivalKind.BACK, step.turn, targets)
+
     used = shape.back_rows  # so that the first row settles what was posted before
     for member in circle(lane.me, shape.members):
         segment = segments.get(member)
@@ -111,22 +119,23 @@ async def _post_back(lane: Lane, step: LaneStep, number: int, fill: Fill) -> Non
             if number == 0 and member != lane.me:
                 targets.append((member, memory.staged_back_offset, shape.back_offset(step.turn), 0))
             continue
-        first = int(step.offsets[member])
-        begin, end = first + segment.begin, first + segment.end
+        span = bounds[member] + segment.begin, bounds[member] + segment.end
         if (reached := lane.reach(member)) is not None:
-            fill(begin, end, reached.back[step.turn][segment.at : segment.at + segment.rows])
+            spans.append(span)
+            places.append(reached.back[step.turn][segment.at :])
             if member != lane.me:
                 targets.append((member, 0, 0, 0))
             continue
         if used + segment.rows > shape.back_rows:
-            await lane.post("back", memory.staging, ArrivalKind.BACK, step.turn, targets)
+            await post()
             await lane.settle("back")
-            targets, used = [], 0
-        fill(begin, end, memory.staged_back[used : used + segment.rows])
+            targets, spans, places, used = [], [], [], 0
+        spans.append(span)
+        places.append(memory.staged_back[used:])
         here = memory.staged_back_offset + used * width
         targets.append((member, here, shape.back_offset(step.turn) + segment.at * width, segment.rows * width))
         used += segment.rows
-    await lane.post("back", memory.staging, ArrivalKind.BACK, step.turn, targets)
+    await post()
 
 
 def _what(step: LaneStep, what: str) -> str:

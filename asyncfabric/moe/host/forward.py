@@ -7,11 +7,12 @@ rest, unless the receiver's area is too small and it takes more passes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import anyio
-import numpy as np
 from anyio.lowlevel import checkpoint
 
+from asyncfabric._kernels.rows import Span
 from asyncfabric.moe.host.arrivals import ArrivalKind
 from asyncfabric.moe.host.grouping import Groups
 from asyncfabric.moe.host.lane import Lane, LaneStep
@@ -49,20 +50,19 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owner:
     step = LaneStep(number, number % shape.in_flight, route, payload)
     slots = lane.slots(step.turn)
     write_records(slots.fronts, lane.me, number, about, owner, route)
+    spans = [(begin, min(end, begin + shape.private)) for begin, end in pairwise(bounds)]
+    spans[lane.me] = (0, 0)  # its rows go from the payload to their places
+    row_loops().take_rows(payload, tokens, spans, slots.private)
     targets = []
-    for member in range(shape.members):
+    for member, (begin, end) in enumerate(spans):
         if member == lane.me:
-            continue  # its rows go from the payload to their places
-        begin, end = bounds[member], bounds[member + 1]
-        count = min(end - begin, shape.private)
-        if count:
-            row_loops().take_rows(payload, tokens[begin : begin + count], slots.private[member][:count])
+            continue
         if lane.reach(member) is not None:
             targets.append((member, 0, 0, 0))
             continue
-        length, width = record_bytes(shape, end - begin), shape.row_bytes
+        length, width = record_bytes(shape, bounds[member + 1] - bounds[member]), shape.row_bytes
         here, there = memory.staged_slot_row(member) * width, shape.slot_row(step.turn, lane.me) * width
-        targets.append((member, here - length, there - length, length + count * width))
+        targets.append((member, here - length, there - length, length + (end - begin) * width))
     await lane.post("records", memory.staging, ArrivalKind.RECORD, step.turn, targets)
     return step
 
@@ -101,39 +101,33 @@ def read_all(lane: Lane, step: LaneStep) -> None:
 
 
 def _private_rows(lane: Lane, step: LaneStep, groups: Groups | None) -> Bytes:
-    """Return the output rows, with those of the private slots and of padding filled in."""
+    """Return the output rows, with the own ones, those of the private slots, and padding filled in."""
     assert step.offsets is not None
     shape, bounds = lane.shape, step.offsets.tolist()
     out = lane.shelf.rows(bounds[-1] if groups is None else int(groups.offsets[-1]), shape.row_bytes)
     if groups is not None and len(groups.row_of) > len(groups.position):
         out[groups.row_of < 0] = 0
-    _place_own(lane, step, groups, out)
-    for member in range(shape.members):
-        begin, end = bounds[member], min(bounds[member] + shape.private, bounds[member + 1])
-        if member != lane.me:
-            _place(lane, groups, begin, end, shape.slot_row(step.turn, member), out)
+    spans = [(begin, min(end, begin + shape.private)) for begin, end in pairwise(bounds)]
+    sources = list(lane.memory.arriving[step.turn].private)
+    picked: list[Ints | None] = [None] * shape.members
+    spans[lane.me], sources[lane.me] = (bounds[lane.me], bounds[lane.me + 1]), step.payload
+    picked[lane.me] = step.route.of(lane.me)
+    _place(groups, spans, sources, picked, out)
     return out
 
 
-def _place_own(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) -> None:
-    """Copy this member's own rows from the payload to all their places."""
-    assert step.offsets is not None
-    begin, end = step.offsets[lane.me : lane.me + 2].tolist()
-    tokens = step.route.of(lane.me)
-    if groups is None:
-        row_loops().take_rows(step.payload, tokens, out[begin:end])
-    elif begin < end:
-        earlier = np.searchsorted(tokens, np.arange(len(step.payload) + 1))  # own rows before each token
-        row_loops().spread_rows(step.payload, groups.pair_offsets[begin + earlier], groups.position, out)
-
-
-def _place(lane: Lane, groups: Groups | None, begin: int, end: int, at: int, out: Bytes) -> None:
-    """Copy the arrived rows [begin, end), which lie in the region from row `at` on, to all their places."""
-    rows = lane.memory.incoming.rows[at : at + end - begin]
-    if groups is None:
-        out[begin:end] = rows
-    elif begin < end:
-        row_loops().spread_rows(rows, groups.pair_offsets[begin : end + 1], groups.position, out)
+def _place(
+    groups: Groups | None, spans: list[Span], sources: list[Bytes], picked: list[Ints | None], out: Bytes
+) -> None:
+    """Copy the arrived rows of the spans, each from its source, to all their places."""
+    if groups is not None:
+        row_loops().spread_rows(spans, sources, picked, groups.pair_offsets, groups.position, out)
+        return
+    for (begin, end), rows, index in zip(spans, sources, picked, strict=True):
+        if index is None:
+            out[begin:end] = rows[: end - begin]
+        else:
+            row_loops().take_rows(rows, index, [(0, end - begin)], [out[begin:end]])
 
 
 async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) -> bool:
@@ -159,12 +153,14 @@ async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) 
         senders = mine.senders(number)
         await lane.arrivals.wait(ArrivalKind.REST, step.turn, senders, _what(step, "rows"), lane.names)
         assert step.offsets is not None
+        spans: list[Span] = []
+        sources: list[Bytes] = []
         for member in senders:
-            if member == lane.me:
-                continue
-            segment, first = mine.segment(member, number), int(step.offsets[member]) + shape.private
-            at = shape.area_row(step.turn) + segment.at
-            _place(lane, groups, first + segment.begin, first + segment.end, at, out)
+            if member != lane.me:
+                segment, first = mine.segment(member, number), int(step.offsets[member]) + shape.private
+                spans.append((first + segment.begin, first + segment.end))
+                sources.append(lane.memory.incoming.rows[shape.area_row(step.turn) + segment.at :])
+        _place(groups, spans, sources, [None] * len(spans), out)
         if number + 1 < mine.passes:
             with anyio.CancelScope(shield=True):
                 await lane.send_empty(ArrivalKind.REST_TAKEN, step.turn, mine.senders(number + 1))
@@ -174,29 +170,36 @@ async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) 
 
 async def _post_rest(lane: Lane, step: LaneStep, outgoing: list[tuple[int, Segment]]) -> None:
     """Post our part of one pass; as many transfers as the staging area makes necessary, mostly one."""
-    shape, memory = lane.shape, lane.memory
+    shape, memory, bounds = lane.shape, lane.memory, step.route.offsets.tolist()
     targets: list[tuple[int, int, int, int]] = []
+    spans: list[Span] = []
+    places: list[Bytes] = []
+
+    async def post() -> None:
+        row_loops().take_rows(step.payload, step.route.tokens, spans, places)
+        await lane.post("rest", memory.staging, ArrivalKind.REST, step.turn, targets)
+
     used = shape.area_rows  # so that the first row settles what was posted before
     for member, segment in outgoing:
         if member == lane.me:
             continue
-        first, last = shape.private + segment.begin, shape.private + segment.end
-        tokens = step.route.of(member)[first:last]
+        first = bounds[member] + shape.private
         there = shape.area_row(step.turn) + segment.at
         if (reached := lane.reach(member)) is not None:
-            row_loops().take_rows(step.payload, tokens, reached.rows[there : there + segment.rows])
+            spans.append((first + segment.begin, first + segment.end))
+            places.append(reached.rows[there:])
             targets.append((member, 0, 0, 0))
             continue
         if used + segment.rows > shape.area_rows:
-            await lane.post("rest", memory.staging, ArrivalKind.REST, step.turn, targets)
+            await post()
             await lane.settle("rest")
-            targets, used = [], 0
-        at = memory.staged_area_row + used
-        row_loops().take_rows(step.payload, tokens, memory.staged[at : at + segment.rows])
-        width = shape.row_bytes
+            targets, spans, places, used = [], [], [], 0
+        at, width = memory.staged_area_row + used, shape.row_bytes
+        spans.append((first + segment.begin, first + segment.end))
+        places.append(memory.staged[at:])
         targets.append((member, at * width, there * width, segment.rows * width))
         used += segment.rows
-    await lane.post("rest", memory.staging, ArrivalKind.REST, step.turn, targets)
+    await post()
 
 
 def _what(step: LaneStep, what: str) -> str:

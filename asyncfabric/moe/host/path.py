@@ -7,10 +7,13 @@ what they have for a token before one row crosses to the token's rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 
+from asyncfabric._kernels.rows import Span
 from asyncfabric.moe.host.backward import receive_back, send_back
 from asyncfabric.moe.host.forward import Arrange, receive_rows, send_rows
 from asyncfabric.moe.host.handle import MoeHandle
@@ -43,8 +46,8 @@ class Path(Protocol):
 class Filler(Protocol):
     """Puts what goes back for arrived rows where it is sent from."""
 
-    def __call__(self, handle: MoeHandle, begin: int, end: int, target: Bytes) -> None:
-        """Fill the target, rows as bytes, for the arrived rows [begin, end)."""
+    def __call__(self, handle: MoeHandle, spans: Sequence[Span], places: Sequence[Bytes]) -> None:
+        """Fill the first rows of each place for the arrived rows of its span."""
 
 
 class StraightPath:
@@ -71,12 +74,11 @@ class StraightPath:
 
     async def send_back(self, handle: MoeHandle) -> None:
         """Send what this rank's experts made of them. Cancellation: shielded once begun."""
-        await send_back(self._lane, handle.first, lambda begin, end, out: self._fill(handle, begin, end, out))
+        await send_back(self._lane, handle.first, partial(self._fill, handle))
 
     async def receive_back(self, handle: MoeHandle) -> torch.Tensor:
         """Return the sums for the own tokens. Cancellation: nothing is lost, call it again."""
-        fill = self._fill
-        return await receive_back(self._lane, handle.first, lambda begin, end, out: fill(handle, begin, end, out))
+        return await receive_back(self._lane, handle.first, partial(self._fill, handle))
 
 
 class NodePath:
@@ -112,21 +114,19 @@ class NodePath:
     async def send_back(self, handle: MoeHandle) -> None:
         """Send what this rank's experts made of them. Cancellation: shielded once begun."""
         assert handle.inner is not None
-        await send_back(self._inside, handle.inner, lambda begin, end, out: self._fill(handle, begin, end, out))
+        await send_back(self._inside, handle.inner, partial(self._fill, handle))
 
     async def receive_back(self, handle: MoeHandle) -> torch.Tensor:
         """Return the sums for the own tokens. Cancellation: nothing is lost, call it again."""
         inner = handle.inner
         assert inner is not None
         if handle.node_sums is None:
-            fill = self._fill
-            handle.node_sums = await receive_back(
-                self._inside, inner, lambda begin, end, out: fill(handle, begin, end, out)
-            )
+            handle.node_sums = await receive_back(self._inside, inner, partial(self._fill, handle))
         sums = as_bytes(handle.node_sums)
 
-        def fill_sums(begin: int, end: int, out: Bytes) -> None:
-            out[:] = sums[begin:end]
+        def fill_sums(spans: Sequence[Span], places: Sequence[Bytes]) -> None:
+            for (begin, end), place in zip(spans, places, strict=True):
+                place[: end - begin] = sums[begin:end]
 
         await send_back(self._across, handle.first, fill_sums)
         return await receive_back(self._across, handle.first, fill_sums)

@@ -26,16 +26,32 @@ struct Target {
   size_t row_bytes = 0;
 };
 
-// Row i of the target becomes row index[i] of the source.
-bool take_rows(Source source, std::span<const int64_t> index, Target target);
+// Rows [begin, end) of a step, those of one member: they go to the first rows of a target. All members are served by one loop.
+struct GoingRows {
+  int64_t begin = 0;
+  int64_t end = 0;
+  Target target;
+};
 
-// Row i of the source is copied to the rows position[pair_offsets[i]] .. position[pair_offsets[i + 1] - 1] of the target.
-bool spread_rows(Source source, std::span<const int64_t> pair_offsets, std::span<const int64_t> position,
-                 Target target);
+// Rows [begin, end) of a step that come from the first rows of a source; where it `picks`, from rows picked[0], picked[1] ...
+struct ComingRows {
+  int64_t begin = 0;
+  int64_t end = 0;
+  Source source;
+  bool picks = false;
+  std::span<const int64_t> picked;
+};
 
-// Row i of the target becomes the sum over its pairs p of weights[p] * source row position[p].
+// Row i goes from row index[i] of the source.
+bool take_rows(Source source, std::span<const int64_t> index, std::span<const GoingRows> going);
+
+// Row i is copied to the rows position[pair_offsets[i]] .. position[pair_offsets[i + 1] - 1] of the target.
+bool spread_rows(std::span<const ComingRows> coming, std::span<const int64_t> pair_offsets,
+                 std::span<const int64_t> position, Target target);
+
+// Row i is the sum over its pairs p of weights[p] * source row position[p].
 bool weigh_rows(Source source, RowKind kind, std::span<const int64_t> pair_offsets, std::span<const int64_t> position,
-                std::span<const float> weights, Target target);
+                std::span<const float> weights, std::span<const GoingRows> going);
 
 // Rows of one sender: source row at + i is one addend of token tokens[begin + i]; tokens ascend from begin to end.
 struct Part {

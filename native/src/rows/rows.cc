@@ -33,10 +33,31 @@ bool inside(std::span<const int64_t> index, size_t count) {
   for (size_t line = 0; line < lines; ++line) __builtin_prefetch(row + line * kLineBytes);
 }
 
-// Offsets ascend and stay within what they point into; one more of them than rows.
-bool ascending(std::span<const int64_t> offsets, size_t rows, size_t limit) {
-  return offsets.size() == rows + 1 && offsets.front() >= 0 && std::is_sorted(offsets.begin(), offsets.end()) &&
-         static_cast<uint64_t>(offsets.back()) <= limit;
+// Offsets ascend and point to pairs whose positions are those of rows.
+bool ascending(std::span<const int64_t> offsets, std::span<const int64_t> position, size_t rows) {
+  if (offsets.empty() || offsets.front() < 0 || !std::is_sorted(offsets.begin(), offsets.end())) return false;
+  const auto first = static_cast<size_t>(offsets.front()), last = static_cast<size_t>(offsets.back());
+  return last <= position.size() && inside(position.subspan(first, last - first), rows);
+}
+
+// Whether a part has rows that there are, `rows` of them in all, and no more of them than `room`.
+bool within(const auto& part, size_t rows, size_t room) {
+  return part.begin >= 0 && part.end >= part.begin && static_cast<uint64_t>(part.end) <= rows &&
+         length_of(part) <= room;
+}
+
+bool all_within(std::span<const GoingRows> going, size_t rows, size_t row_bytes) {
+  return std::all_of(going.begin(), going.end(), [&](const GoingRows& part) {
+    return part.target.row_bytes == row_bytes && within(part, rows, part.target.count);
+  });
+}
+
+bool all_within(std::span<const ComingRows> coming, size_t rows, size_t row_bytes) {
+  return std::all_of(coming.begin(), coming.end(), [&](const ComingRows& part) {
+    const size_t room = part.picks ? part.picked.size() : part.source.count;
+    return part.source.row_bytes == row_bytes && within(part, rows, room) &&
+           (!part.picks || inside(part.picked.first(length_of(part)), part.source.count));
+  });
 }
 
 // Whether rows can be written past the caches.
@@ -122,31 +143,31 @@ const Kernels& best_kernels() {
 
 const char* sums_kind() { return best_kernels().name; }
 
-bool take_rows(Source source, std::span<const int64_t> index, Target target) {
-  if (source.row_bytes != target.row_bytes || index.size() != target.count || !inside(index, source.count))
-    return false;
+bool take_rows(Source source, std::span<const int64_t> index, std::span<const GoingRows> going) {
   const size_t width = source.row_bytes;
-  share_rows(index.size(), width, [&](size_t first, size_t end) {
+  if (!all_within(going, index.size(), width)) return false;
+  for (const GoingRows& part : going)
+    if (!inside(index.subspan(static_cast<size_t>(part.begin), length_of(part)), source.count)) return false;
+  share_parts(going, width, [&](const GoingRows& part, size_t first, size_t end) {
+    const int64_t* const taken = index.data() + part.begin;
     for (size_t row = first; row < end; ++row)
-      std::memcpy(target.data + row * width, source.data + static_cast<size_t>(index[row]) * width, width);
+      std::memcpy(part.target.data + row * width, source.data + static_cast<size_t>(taken[row]) * width, width);
   });
   return true;
 }
 
-bool spread_rows(Source source, std::span<const int64_t> pair_offsets, std::span<const int64_t> position,
-                 Target target) {
-  if (source.row_bytes != target.row_bytes || !ascending(pair_offsets, source.count, position.size())) return false;
-  const auto first_pair = static_cast<size_t>(pair_offsets.front()),
-             last_pair = static_cast<size_t>(pair_offsets.back());
-  if (!inside(position.subspan(first_pair, last_pair - first_pair), target.count)) return false;
-  const size_t width = source.row_bytes;
+bool spread_rows(std::span<const ComingRows> coming, std::span<const int64_t> pair_offsets,
+                 std::span<const int64_t> position, Target target) {
+  const size_t width = target.row_bytes;
+  if (!ascending(pair_offsets, position, target.count) || !all_within(coming, pair_offsets.size() - 1, width))
+    return false;
   const bool past = target.count * width >= kStreamFromBytes && at_lines(target);
   const auto stream = best_kernels().stream;
-  share_rows(source.count, width, [&](size_t first, size_t end) {
+  share_parts(coming, width, [&](const ComingRows& part, size_t first, size_t end) {
+    const int64_t* const offsets = pair_offsets.data() + part.begin;
     for (size_t row = first; row < end; ++row) {
-      const uint8_t* from = source.data + row * width;
-      for (auto pair = static_cast<size_t>(pair_offsets[row]); pair < static_cast<size_t>(pair_offsets[row + 1]);
-           ++pair) {
+      const uint8_t* from = part.source.data + (part.picks ? static_cast<size_t>(part.picked[row]) : row) * width;
+      for (auto pair = static_cast<size_t>(offsets[row]); pair < static_cast<size_t>(offsets[row + 1]); ++pair) {
         uint8_t* to = target.data + static_cast<size_t>(position[pair]) * width;
         if (past)
           stream(to, from, width);
@@ -160,25 +181,24 @@ bool spread_rows(Source source, std::span<const int64_t> pair_offsets, std::span
 }
 
 bool weigh_rows(Source source, RowKind kind, std::span<const int64_t> pair_offsets, std::span<const int64_t> position,
-                std::span<const float> weights, Target target) {
-  if (source.row_bytes != target.row_bytes || !fits(kind, source.row_bytes)) return false;
-  if (weights.size() != position.size() || !ascending(pair_offsets, target.count, position.size())) return false;
-  const auto first_pair = static_cast<size_t>(pair_offsets.front()),
-             last_pair = static_cast<size_t>(pair_offsets.back());
-  if (!inside(position.subspan(first_pair, last_pair - first_pair), source.count)) return false;
-  const auto sum = best_kernels().sum[static_cast<size_t>(kind)];
+                std::span<const float> weights, std::span<const GoingRows> going) {
   const size_t width = source.row_bytes;
-  share_rows(target.count, width, [&](size_t first, size_t end) {
+  if (!fits(kind, width) || weights.size() != position.size() || !ascending(pair_offsets, position, source.count))
+    return false;
+  if (!all_within(going, pair_offsets.size() - 1, width)) return false;
+  const auto sum = best_kernels().sum[static_cast<size_t>(kind)];
+  share_parts(going, width, [&](const GoingRows& part, size_t first, size_t end) {
+    const int64_t* const offsets = pair_offsets.data() + part.begin;
     std::vector<const uint8_t*> sources;
     for (size_t row = first; row < end; ++row) {
-      const auto pair = static_cast<size_t>(pair_offsets[row]), behind = static_cast<size_t>(pair_offsets[row + 1]);
+      const auto pair = static_cast<size_t>(offsets[row]), behind = static_cast<size_t>(offsets[row + 1]);
       if (row + 1 < end)
-        for (size_t next = behind; next < static_cast<size_t>(pair_offsets[row + 2]); ++next)
+        for (size_t next = behind; next < static_cast<size_t>(offsets[row + 2]); ++next)
           ask_for(source.data + static_cast<size_t>(position[next]) * width, width);
       sources.clear();
       for (size_t each = pair; each < behind; ++each)
         sources.push_back(source.data + static_cast<size_t>(position[each]) * width);
-      sum(target.data + row * width, sources.data(), weights.data() + pair, sources.size(),
+      sum(part.target.data + row * width, sources.data(), weights.data() + pair, sources.size(),
           width / element_bytes(kind));
     }
   });

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 
 #include "base/work_pool.h"
 
@@ -28,6 +29,23 @@ void share_rows(size_t rows, size_t row_bytes, const Each& each) {
     if (run_with_helpers(shares, (rows + shares.length - 1) / shares.length)) return;
   }
   each(0, rows);
+}
+
+size_t length_of(const auto& part) { return static_cast<size_t>(part.end - part.begin); }
+
+// The same for the rows of several parts, in one loop: calls each(part, first, end), counted from the part's first row.
+template <class Part, class Each>
+void share_parts(std::span<const Part> parts, size_t row_bytes, const Each& each) {
+  size_t rows = 0;
+  for (const Part& part : parts) rows += length_of(part);
+  share_rows(rows, row_bytes, [&](size_t first, size_t end) {
+    size_t before = 0;
+    for (const Part& part : parts) {
+      const size_t behind = before + length_of(part);
+      if (first < behind && before < end) each(part, std::max(first, before) - before, std::min(end, behind) - before);
+      before = behind;
+    }
+  });
 }
 
 }  // namespace asyncfabric::rows

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "asyncfabric/rows.h"
+#include "rigs/row_parts.h"
+#include "rows/sharing.h"
 
 namespace asyncfabric::rows {
 namespace {
@@ -16,7 +18,7 @@ namespace {
 // Loops over random rows, long enough to be shared.
 class Shared : public ::testing::Test {
  protected:
-  static constexpr size_t kWidth = 1024, kTokens = 400;
+  static constexpr size_t kWidth = 1024, kTokens = 512;
 
   Shared() : from_(kTokens * kWidth), index_(kTokens), offsets_(kTokens + 1) {
     std::mt19937 random(5);
@@ -34,8 +36,8 @@ class Shared : public ::testing::Test {
   }
   ~Shared() override { use_threads(0); }
 
-  // The bytes of all loops, one behind the other.
-  std::vector<uint8_t> all_of() {
+  // The bytes of all loops, one behind the other; `cuts`: where their rows are cut into parts.
+  std::vector<uint8_t> all_of(std::span<const int64_t> cuts = {}) {
     const Source source{from_.data(), kTokens, kWidth};
     std::vector<uint8_t> found;
     const auto keep = [&](bool fine, const std::vector<uint8_t>& bytes) {
@@ -43,10 +45,10 @@ class Shared : public ::testing::Test {
       found.insert(found.end(), bytes.begin(), bytes.end());
     };
     std::vector<uint8_t> into(kTokens * kWidth), wide(position_.size() * kWidth);
-    keep(take_rows(source, index_, {into.data(), kTokens, kWidth}), into);
+    keep(take_rows(source, index_, going_to({into.data(), kTokens, kWidth}, cuts)), into);
     std::vector<int64_t> places(position_.size());
     std::iota(places.rbegin(), places.rend(), 0);
-    keep(spread_rows(source, offsets_, places, {wide.data(), places.size(), kWidth}), wide);
+    keep(spread_rows(coming_from(source, cuts), offsets_, places, {wide.data(), places.size(), kWidth}), wide);
     std::vector<int64_t> tokens;
     std::vector<Part> parts;
     for (const auto& part : listed_) {
@@ -55,7 +57,8 @@ class Shared : public ::testing::Test {
       parts.push_back({begin, static_cast<int64_t>(tokens.size()), begin % 7});
     }
     for (const RowKind kind : {RowKind::kBfloat16, RowKind::kFloat32}) {
-      keep(weigh_rows(source, kind, offsets_, position_, weights_, {into.data(), kTokens, kWidth}), into);
+      keep(weigh_rows(source, kind, offsets_, position_, weights_, going_to({into.data(), kTokens, kWidth}, cuts)),
+           into);
       const Source many{wide.data(), places.size(), kWidth};
       keep(add_rows(many, kind, tokens, parts, {into.data(), kTokens, kWidth}), into);
       std::vector<float> sums(kTokens * kWidth / (kind == RowKind::kFloat32 ? 4 : 2), 0.25F);
@@ -78,6 +81,58 @@ TEST_F(Shared, AnyNumberOfThreadsMakesTheSameBits) {
     use_threads(threads);
     for (int round = 0; round < 4; ++round) ASSERT_EQ(all_of(), wanted) << threads << " threads";
   }
+}
+
+TEST_F(Shared, AnyPartsOfTheRowsMakeTheSameBits) {
+  use_threads(1);
+  const std::vector<uint8_t> wanted = all_of();
+  std::mt19937 random(9);
+  for (const uint32_t threads : {1U, 3U}) {
+    use_threads(threads);
+    for (int round = 0; round < 4; ++round) {
+      std::vector<int64_t> cuts(random() % 9);
+      for (int64_t& cut : cuts) cut = random() % (kTokens + 1);
+      std::sort(cuts.begin(), cuts.end());
+      ASSERT_EQ(all_of(cuts), wanted) << threads << " threads, " << cuts.size() << " cuts";
+    }
+  }
+}
+
+TEST_F(Shared, EachRowOfAllPartsIsDoneOnce) {
+  constexpr size_t kRowBytes = 64 << 10;  // a share for each row
+  const std::vector<GoingRows> parts{{0, 3, {}}, {3, 3, {}}, {10, 12, {}}, {5, 6, {}}, {20, 45, {}}, {7, 7, {}}};
+  for (const uint32_t threads : {1U, 3U}) {
+    use_threads(threads);
+    for (const size_t row_bytes : {size_t{1}, kRowBytes / 3, kRowBytes}) {
+      std::vector<std::atomic<int>> done(45);
+      share_parts(std::span(parts), row_bytes, [&](const GoingRows& part, size_t first, size_t end) {
+        EXPECT_LE(end, length_of(part));
+        for (size_t row = first; row < end; ++row) ++done[static_cast<size_t>(part.begin) + row];
+      });
+      for (size_t row = 0; row < done.size(); ++row) {
+        const bool wanted = row < 3 || row == 5 || row == 10 || row == 11 || row >= 20;
+        EXPECT_EQ(done[row], wanted ? 1 : 0) << row << ", rows of " << row_bytes << " bytes";
+      }
+    }
+  }
+}
+
+TEST_F(Shared, PickedRowsAreSpreadAsIfTheyWereTaken) {
+  use_threads(3);
+  const Source source{from_.data(), kTokens, kWidth};
+  std::vector<uint8_t> taken(kTokens * kWidth), wanted(position_.size() * kWidth), found = wanted;
+  ASSERT_TRUE(take_rows(source, index_, going_to({taken.data(), kTokens, kWidth})));
+  std::vector<int64_t> places(position_.size());
+  std::iota(places.rbegin(), places.rend(), 0);
+  const Source rows{taken.data(), kTokens, kWidth};
+  ASSERT_TRUE(spread_rows(coming_from(rows), offsets_, places, {wanted.data(), places.size(), kWidth}));
+  const std::vector<int64_t> cuts{0, 200, 450};
+  std::vector<ComingRows> parts = coming_from(rows, cuts);
+  parts[2].source = source;
+  parts[2].picks = true;
+  parts[2].picked = std::span(index_).subspan(200, 250);
+  ASSERT_TRUE(spread_rows(parts, offsets_, places, {found.data(), places.size(), kWidth}));
+  EXPECT_EQ(found, wanted);
 }
 
 TEST_F(Shared, LoopsOfSeveralThreadsAtOnceAreRight) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "all_kernels.h"
+#include "rigs/row_parts.h"
 
 namespace asyncfabric::rows {
 namespace {
@@ -166,16 +167,40 @@ class Refusals : public ::testing::Test {
 TEST_F(Refusals, IndexesThatPointOutside) {
   for (const int64_t bad : {int64_t{-1}, int64_t{4}, INT64_MAX, INT64_MIN}) {
     const std::vector<int64_t> index{0, 1, bad, 2};
-    EXPECT_FALSE(take_rows(source_, index, target_));
-    EXPECT_FALSE(spread_rows(source_, offsets_, index, target_));
-    EXPECT_FALSE(weigh_rows(source_, RowKind::kFloat32, offsets_, index, weights_, target_));
+    EXPECT_FALSE(take_rows(source_, index, going_to(target_)));
+    EXPECT_FALSE(spread_rows(coming_from(source_), offsets_, index, target_));
+    const ComingRows picking{0, 4, source_, true, index};
+    EXPECT_FALSE(spread_rows({&picking, 1}, offsets_, position_, target_));
+    EXPECT_FALSE(weigh_rows(source_, RowKind::kFloat32, offsets_, index, weights_, going_to(target_)));
     const std::vector<Part> parts{{0, 4, 0}};
     EXPECT_FALSE(add_rows(source_, RowKind::kFloat32, index, parts, target_));
   }
   for (const std::vector<int64_t>& bad :
-       std::vector<std::vector<int64_t>>{{0, 1, 2, 3}, {0, 1, 2, 3, 5}, {0, 2, 1, 3, 4}, {-1, 0, 1, 2, 3}, {}}) {
-    EXPECT_FALSE(spread_rows(source_, bad, position_, target_));
-    EXPECT_FALSE(weigh_rows(source_, RowKind::kFloat32, bad, position_, weights_, target_));
+       std::vector<std::vector<int64_t>>{{0, 1, 2, 3}, {0}, {0, 1, 2, 3, 5}, {0, 2, 1, 3, 4}, {-1, 0, 1, 2, 3}, {}}) {
+    EXPECT_FALSE(spread_rows(coming_from(source_), bad, position_, target_));
+    EXPECT_FALSE(weigh_rows(source_, RowKind::kFloat32, bad, position_, weights_, going_to(target_)));
+  }
+  expect_untouched();
+}
+
+TEST_F(Refusals, PartsWithoutRowsOrRoom) {
+  const Target narrow{into_.data(), 4, 32}, few{into_.data(), 1, 64};
+  const Source thin{from_.data(), 4, 32}, one{from_.data(), 1, 64};
+  const GoingRows right{0, 1, target_};
+  for (const GoingRows& bad :
+       {GoingRows{0, 5, target_}, GoingRows{2, 1, target_}, GoingRows{-1, 2, target_},
+        GoingRows{INT64_MIN, INT64_MAX, target_}, GoingRows{1, 3, few}, GoingRows{0, 1, narrow}}) {
+    const std::vector<GoingRows> parts{right, bad};
+    EXPECT_FALSE(take_rows(source_, position_, parts));
+    EXPECT_FALSE(weigh_rows(source_, RowKind::kFloat32, offsets_, position_, weights_, parts));
+  }
+  const std::vector<int64_t> short_index{0};
+  for (const ComingRows& bad :
+       {ComingRows{0, 5, source_, false, {}}, ComingRows{2, 1, source_, false, {}},
+        ComingRows{-1, 2, source_, false, {}}, ComingRows{1, 3, one, false, {}}, ComingRows{0, 1, thin, false, {}},
+        ComingRows{1, 3, source_, true, short_index}, ComingRows{0, 1, source_, true, {}}}) {
+    const std::vector<ComingRows> parts{{0, 1, source_, false, {}}, bad};
+    EXPECT_FALSE(spread_rows(parts, offsets_, position_, target_));
   }
   expect_untouched();
 }
@@ -197,9 +222,9 @@ TEST_F(Refusals, PartsThatPointOutside) {
 TEST_F(Refusals, WidthsThatAreNotWholeVectorsAndOtherKinds) {
   const Source odd{from_.data(), 4, 40};
   const Target narrow{into_.data(), 4, 40};
-  EXPECT_FALSE(weigh_rows(odd, RowKind::kFloat32, offsets_, position_, weights_, narrow));
-  EXPECT_FALSE(weigh_rows(source_, static_cast<RowKind>(3), offsets_, position_, weights_, target_));
-  EXPECT_FALSE(take_rows(odd, position_, target_));
+  EXPECT_FALSE(weigh_rows(odd, RowKind::kFloat32, offsets_, position_, weights_, going_to(narrow)));
+  EXPECT_FALSE(weigh_rows(source_, static_cast<RowKind>(3), offsets_, position_, weights_, going_to(target_)));
+  EXPECT_FALSE(take_rows(odd, position_, going_to(target_)));
   std::vector<float> sums(17);
   EXPECT_FALSE(gather_sums(source_, RowKind::kFloat32, position_, {}, sums));
   expect_untouched();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,11 @@ def offsets_of(counts: Any) -> Any:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
+def spans_of(random: np.random.Generator, rows: int) -> list[tuple[int, int]]:
+    """Cut rows into spans, some of them empty."""
+    return list(pairwise([0, *sorted(random.integers(0, rows + 1, size=random.integers(0, 4)).tolist()), rows]))
+
+
 @settings(max_examples=60)
 @given(dtypes, st.sampled_from(WIDTHS), st.lists(st.integers(0, 5), max_size=12), st.integers(0, 1 << 20))
 def test_weighted_sums_have_the_bits_of_dense_tensors(
@@ -45,7 +51,9 @@ def test_weighted_sums_have_the_bits_of_dense_tensors(
     position = random.permutation(total + 3)[:total].astype(np.int64)
     weights = random.standard_normal(total).astype(np.float32)
     found = torch.empty((len(pairs), width), dtype=dtype)
-    row_loops().weigh_rows(as_bytes(outputs), KINDS[dtype], offsets, position, weights, as_bytes(found))
+    parts = spans_of(random, len(pairs))
+    places = [as_bytes(found)[begin:] for begin, _ in parts]
+    row_loops().weigh_rows(as_bytes(outputs), KINDS[dtype], offsets, position, weights, parts, places)
     wanted = torch.zeros((len(pairs), width))
     for row in range(len(pairs)):
         for pair in range(offsets[row], offsets[row + 1]):
@@ -92,13 +100,21 @@ def test_rows_are_taken_and_spread_to_where_they_belong(width: int, pairs: list[
     source = random.integers(0, 256, size=(len(pairs), width), dtype=np.uint8)
     position = random.permutation(int(offsets[-1]) + 2)[:-2].astype(np.int64)
     target = np.full((len(position) + 2, width), 0xA5, dtype=np.uint8)
-    row_loops().spread_rows(source, offsets, position, target)
+    parts = spans_of(random, len(pairs))
+    order = random.permutation(len(pairs)).astype(np.int64)
+    mixed = np.empty_like(source)
+    mixed[order] = source
+    picks = random.random(len(parts)) < 0.5
+    sources = [mixed if picked else source[begin:] for (begin, _), picked in zip(parts, picks, strict=True)]
+    picked = [order[begin:] if picks[number] else None for number, (begin, _) in enumerate(parts)]
+    row_loops().spread_rows(parts, sources, picked, offsets, position, target)
     wanted = np.full_like(target, 0xA5)
     wanted[position] = source[np.repeat(np.arange(len(pairs)), pairs)]
     assert np.array_equal(target, wanted)
     index = random.integers(0, len(target), size=7).astype(np.int64)
     taken = np.empty((7, width), dtype=np.uint8)
-    row_loops().take_rows(target, index, taken)
+    parts = spans_of(random, 7)
+    row_loops().take_rows(target, index, parts, [taken[begin:] for begin, _ in parts])
     assert np.array_equal(taken, target[index])
 
 
@@ -107,7 +123,7 @@ def test_large_targets_are_written_past_the_caches_and_whole() -> None:
     source = random.integers(0, 256, size=(1024, 4096), dtype=np.uint8)
     position = random.permutation(4096).astype(np.int64)
     target = Shelf(1).rows(4096, 4096)  # 16 MiB, aligned
-    row_loops().spread_rows(source, np.arange(0, 4097, 4), position, target)
+    row_loops().spread_rows([(0, 1024)], [source], [None], np.arange(0, 4097, 4), position, target)
     assert np.array_equal(target[position], np.repeat(source, 4, axis=0))
 
 
@@ -115,9 +131,22 @@ def test_what_points_outside_is_refused_and_nothing_is_written() -> None:
     source, target = np.zeros((3, 16), dtype=np.uint8), np.full((3, 16), 0xA5, dtype=np.uint8)
     for index in ([0, 1, 3], [0, -1, 1], [0, 1]):
         with pytest.raises(IndexError, match="take_rows"):
-            row_loops().take_rows(source, np.array(index), target)
-    with pytest.raises(IndexError, match="spread_rows"):
-        row_loops().spread_rows(source, np.array([0, 1, 2, 3]), np.array([0, 1, 3]), target)
+            row_loops().take_rows(source, np.array(index), [(0, 3)], [target])
+    offsets, position = np.array([0, 1, 2, 3]), np.array([0, 1, 2])
+    none = np.array([], dtype=np.int64)
+    for spans, places, picked in (
+        ([(0, 3)], np.array([0, 1, 3]), None),
+        ([(0, 4)], position, None),
+        ([(0, 3)], position, none),
+        ([(0, 3)], position, np.array([0, 1, 3])),
+    ):
+        with pytest.raises(IndexError, match="spread_rows"):
+            row_loops().spread_rows(spans, [source], [picked], offsets, places, target)
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        row_loops().take_rows(source, position, [(0, 1), (1, 2)], [target])
+    for wrong in (target[:, ::2], target.reshape(-1), target.view(np.int32)):
+        with pytest.raises((ValueError, BufferError)):
+            row_loops().take_rows(source, position, [(0, 1)], [wrong])
     with pytest.raises(ValueError, match="an end and a place"):
         row_loops().add_rows(source, 0, np.zeros(0, np.int64), np.zeros((1, 2), np.int64), target)
     assert (target == 0xA5).all()
