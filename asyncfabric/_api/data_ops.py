@@ -118,9 +118,11 @@ class DataOps(Generic[TransferT]):
             except (TypeError, ValueError):
                 raise TypeError(f"targets[{position}] must be a ScatterTarget, got {target!r}") from None
             opened = self._reach(key, _WRITE, f"targets[{position}]")
-            size = checked_index(f"targets[{position}].length_bytes", size)
-            source_offset = _offset(f"targets[{position}].source_offset", source_offset, size, length, source)
-            offset = _offset(f"targets[{position}].offset", offset, size, opened.length, key)
+            fine = type(size) is type(source_offset) is type(offset) is int and size >= 0
+            if not (fine and 0 <= source_offset <= length - size and 0 <= offset <= opened.length - size):
+                size = checked_index(f"targets[{position}].length_bytes", size)
+                source_offset = _offset(f"targets[{position}].source_offset", source_offset, size, length, source)
+                offset = _offset(f"targets[{position}].offset", offset, size, opened.length, key)
             rows.append((opened.id, start + source_offset, offset, size))
             keys.append(key)
             total += size

@@ -90,7 +90,7 @@ def _lane(shape: LaneShape, rows: Ints, joined: NDArray[np.bool_]) -> LaneLoad:
     private = np.minimum(rows, shape.private)
     for which, counts, room in (("rest", rows - private, shape.area_rows), ("back", rows.T, shape.back_rows)):
         for receiver in range(len(rows)):
-            if PassPlan(counts[:, receiver], 0, max(1, room)).passes > 1:
+            if PassPlan(counts[:, receiver].tolist(), 0, max(1, room)).passes > 1:
                 raise ValueError(f"rank {receiver} takes the {which} of a step in several passes; that is not modelled")
     first = np.vectorize(lambda count: record_bytes(shape, int(count)))(rows) + private * shape.row_bytes
     return LaneLoad(

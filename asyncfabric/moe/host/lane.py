@@ -26,7 +26,7 @@ from asyncfabric.moe.faults import missing
 from asyncfabric.moe.host.arrivals import ArrivalKind, RankArrivals
 from asyncfabric.moe.host.buffers import LaneShape
 from asyncfabric.moe.host.memory import LaneMemory, LaneSlots, ReceivingMemory
-from asyncfabric.moe.host.passes import PassPlan, Segment
+from asyncfabric.moe.host.passes import PassPlan, Segment, rows_before
 from asyncfabric.moe.host.record import Bytes, Rows
 from asyncfabric.moe.host.routing import Ints, Route
 from asyncfabric.moe.host.shelf import Shelf
@@ -38,7 +38,7 @@ _Posted = tuple[Transfer, tuple[int, ...]]
 class Flow(NamedTuple):
     """What goes one way: rows that each receiver (first index) gets from each sender, room of its area, most passes."""
 
-    counts: Ints
+    counts: list[list[int]]
     room: int
     passes: int
 
@@ -236,12 +236,12 @@ class Lane:
 
     def outgoing(self, step: LaneStep, which: str, number: int) -> list[tuple[int, Segment]]:
         """Return what this member sends in a pass: (member, rows), for those that get any."""
-        found = []
-        for member in range(self.shape.members):
-            plan = self.plan(step, which, member)
-            if number < plan.passes and (segment := plan.segment(self.me, number)).rows:
-                found.append((member, segment))
-        return found
+        flow, me = self._flow(step, which), self.me
+        sent = [(member, counts) for member, counts in enumerate(flow.counts) if counts[me]]
+        if flow.passes == 1:  # mostly: everything goes at once
+            return [(member, Segment(0, counts[me], rows_before(counts, member, me))) for member, counts in sent]
+        segments = [(member, self.plan(step, which, member).segment(me, number)) for member, _ in sent]
+        return [(member, segment) for member, segment in segments if segment.rows]
 
     def _flow(self, step: LaneStep, which: str) -> Flow:
         found = step.flows.get(which)
@@ -251,7 +251,8 @@ class Lane:
                 counts, room = step.counts, self.shape.back_rows
             else:
                 counts, room = np.maximum(step.counts.T - self.shape.private, 0), self.shape.area_rows
-            found = step.flows[which] = Flow(counts, room, -(-int(counts.sum(axis=1).max()) // max(1, room)))
+            listed: list[list[int]] = counts.tolist()
+            found = step.flows[which] = Flow(listed, room, -(-max(map(sum, listed)) // max(1, room)))
         return found
 
     def _result(self, transfer: Transfer, members: Iterable[int]) -> None:

@@ -7,10 +7,8 @@ different receivers. Each pass carries as many of them as the area has room for:
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import NamedTuple
-
-from asyncfabric.moe.host.routing import Ints
 
 
 class Segment(NamedTuple):
@@ -34,31 +32,38 @@ def circle(first: int, members: int) -> list[int]:
     return [(first + step) % members for step in range(members)]
 
 
+def rows_before(counts: Sequence[int], receiver: int, sender: int) -> int:
+    """Return how many rows stand before those of a sender in the receiver's queue."""
+    if sender >= receiver:
+        return sum(counts[receiver:sender])
+    return sum(counts[receiver:]) + sum(counts[:sender])
+
+
 class PassPlan:
     """The passes of one receiver, for known counts of rows from each sender."""
 
-    def __init__(self, counts: Ints, receiver: int, room: int) -> None:
+    def __init__(self, counts: Sequence[int], receiver: int, room: int) -> None:
         """Plan rows `counts[sender]` for an area of `room` rows; raises ValueError when rows have no room at all."""
-        members = len(counts)
-        self._order = circle(receiver, members)
-        listed = counts.tolist()
-        self._begins: list[int] = [0, *accumulate(listed[receiver:] + listed[:receiver])]
+        self._counts = counts
         self._receiver = receiver
         self._room = room
-        self.rows: int = self._begins[-1]
+        self.rows: int = sum(counts)
         if self.rows and room < 1:
             raise ValueError(f"{self.rows} rows, but the area has no room for any")
         self.passes: int = -(-self.rows // room) if self.rows else 0
 
     def segment(self, sender: int, number: int) -> Segment:
         """Return the rows that a sender sends in one pass."""
-        place = (sender - self._receiver) % len(self._order)
-        start, stop = self._begins[place], self._begins[place + 1]
-        low, high = max(start, number * self._room), min(stop, (number + 1) * self._room)
+        start = rows_before(self._counts, self._receiver, sender)
+        stop, begin = start + self._counts[sender], number * self._room
+        low, high = max(start, begin), min(stop, begin + self._room)
         if high <= low:
             return NOTHING
-        return Segment(low - start, high - start, low - number * self._room)
+        return Segment(low - start, high - start, low - begin)
 
     def senders(self, number: int) -> list[int]:
         """Return who sends rows in a pass, in the order of their rows."""
-        return [sender for sender in self._order if self.segment(sender, number).rows]
+        order = circle(self._receiver, len(self._counts))
+        if self.passes == 1:
+            return [sender for sender in order if self._counts[sender]]
+        return [sender for sender in order if self.segment(sender, number).rows]

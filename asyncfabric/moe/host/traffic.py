@@ -65,8 +65,12 @@ def step_traffic(config: MoeConfig, indices: Sequence[Experts], rank: int, mappe
     shape, counts = lane.shape, row_counts(config, indices)
     others = [other for other in range(config.ranks) if other != rank]
     rest = (counts - shape.private).clip(min=0)
-    there = {receiver: PassPlan(rest[:, receiver], receiver, shape.area_rows) for receiver in range(config.ranks)}
-    back = {receiver: PassPlan(counts[receiver], receiver, shape.back_rows) for receiver in range(config.ranks)}
+    there = {
+        receiver: PassPlan(rest[:, receiver].tolist(), receiver, shape.area_rows) for receiver in range(config.ranks)
+    }
+    back = {
+        receiver: PassPlan(counts[receiver].tolist(), receiver, shape.back_rows) for receiver in range(config.ranks)
+    }
     rest_writes = sum(_parts(there[other], rank) for other in others)
     # The first pass of what goes back has a write to everybody, with rows or without.
     back_writes = sum(_parts(back[other], rank, later=True) + 1 for other in others)

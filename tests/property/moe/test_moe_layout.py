@@ -101,7 +101,7 @@ def test_rows_are_grouped_by_expert_in_order_and_aligned(drawn: tuple[int, Array
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=9), st.data(), st.integers(1, 40))
 def test_passes_carry_each_row_once_and_never_overlap(counts: list[int], data: Any, room: int) -> None:
     receiver = data.draw(st.integers(0, len(counts) - 1))
-    plan = PassPlan(np.array(counts), receiver, room)
+    plan = PassPlan(counts, receiver, room)
     sent: list[list[int]] = [[] for _ in counts]
     queue: list[int] = []
     for number in range(plan.passes):
@@ -124,9 +124,9 @@ def test_passes_carry_each_row_once_and_never_overlap(counts: list[int], data: A
 
 
 def test_rows_need_room() -> None:
-    assert PassPlan(np.array([0, 0]), 1, 0).passes == 0
+    assert PassPlan([0, 0], 1, 0).passes == 0
     with pytest.raises(ValueError, match="3 rows, but the area has no room"):
-        PassPlan(np.array([3, 0]), 1, 0)
+        PassPlan([3, 0], 1, 0)
 
 
 def shape_of(members: int, tokens: int, top_k: int, scales: int, private: int, area: int = 1 << 12) -> LaneShape:
