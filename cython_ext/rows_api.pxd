@@ -85,8 +85,7 @@ cdef extern from "asyncfabric/rows.h" namespace "asyncfabric::rows" nogil:
 
     cdef cppclass RowPairs "asyncfabric::rows::Pairs":
         ints position
-        ints row
-        ints choice
+        floats weights
         ints row_of
         ints choice_of
 
@@ -134,9 +133,9 @@ cdef extern from "asyncfabric/rows.h" namespace "asyncfabric::rows" nogil:
     cpp_bool native_gather_sums "asyncfabric::rows::gather_sums"(
         RowSource, RowKind, const_ints, const_parts, floats) noexcept
     int64_t native_count_pairs "asyncfabric::rows::count_pairs"(
-        const_experts, size_t, int32_t, ints, ints) noexcept
+        const_experts, size_t, int32_t, int64_t, ints, ints, ints) noexcept
     cpp_bool native_place_pairs "asyncfabric::rows::place_pairs"(
-        const_experts, size_t, int32_t, ints, const RowPairs&) noexcept
+        const_experts, const_floats, size_t, int32_t, const_ints, const RowPairs&) noexcept
     const char* native_sums_kind "asyncfabric::rows::sums_kind"()
     int64_t native_plan_route "asyncfabric::rows::plan_route"(
         const_experts, size_t, const_ints, ints, ints) noexcept

@@ -63,9 +63,14 @@ class AnyCounter:
     @property
     def value(self) -> int:
         """Arrivals so far. Raises ClosedError after `close()`."""
-        self._check_open()
-        with closed_meanwhile(self):
-            return self._dispatcher.engine.counter_value(self._id)
+        dispatcher = self._dispatcher
+        if self._closed or dispatcher.closed:
+            raise faults.closed(repr(self))
+        try:
+            return dispatcher.engine.counter_value(self._id)
+        except EngineStatusError as error:
+            with closed_meanwhile(self):
+                raise error
 
     @property
     def waiters(self) -> tuple[CountWaiter, ...]:

@@ -64,21 +64,26 @@ class RowLoops(Protocol):
     def gather_sums(self, source: Bytes, kind: int, tokens: Ints, parts: Ints, sums: Floats) -> None:
         """Add the same to row t of fp32 sums."""
 
-    def count_pairs(self, experts: Experts, first: int, counts: Ints, pair_offsets: Ints) -> int:
-        """Count the pairs of rows and experts first .. first + len(counts) - 1; returns how many there are."""
+    def count_pairs(
+        self, experts: Experts, first: int, alignment: int, counts: Ints, begins: Ints, pair_offsets: Ints
+    ) -> int:
+        """Count the pairs of rows and experts first .. first + len(counts) - 1; returns how many there are.
+
+        Fills the rows of each expert, where those of each begin and the last end, and where each row's pairs begin.
+        """
 
     def place_pairs(
         self,
         experts: Experts,
+        weights: Floats,
         first: int,
         begins: Ints,
         position: Ints,
-        row: Ints,
-        choice: Ints,
+        pair_weights: Floats,
         row_of: Ints,
         choice_of: Ints,
     ) -> None:
-        """Give each pair its output row; those of expert e begin at begins[e], which is used up."""
+        """Give each pair its output row and its weight; those of expert e begin at begins[e]. -1 is of padding."""
 
     def sums_kind(self) -> str:
         """Return which instructions the sums use: avx512, avx2 or plain."""

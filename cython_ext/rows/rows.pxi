@@ -183,38 +183,38 @@ class row_loops:  # a namespace: the module has loops of other systems too
             raise rows_refused("gather_sums")
 
     @staticmethod
-    def count_pairs(const int32_t[:, ::1] experts, int32_t first, int64_t[::1] counts,
-                    int64_t[::1] pair_offsets) -> int:
-        """Count the pairs of rows and experts from `first` on; fills counts and pair_offsets, returns the number."""
-        if pair_offsets.shape[0] != experts.shape[0] + 1:
-            raise rows_refused("count_pairs")
+    def count_pairs(const int32_t[:, ::1] experts, int32_t first, int64_t alignment, int64_t[::1] counts,
+                    int64_t[::1] begins, int64_t[::1] pair_offsets) -> int:
+        """Count the pairs of rows and experts from `first` on; fills the last three, returns the number."""
         cdef const_experts listed = experts_of(experts)
         cdef size_t choices = experts.shape[1]
         cdef ints numbers = ints_into(counts)
+        cdef ints starts = ints_into(begins)
         cdef ints offsets = ints_into(pair_offsets)
         cdef int64_t pairs
         with nogil:
-            pairs = native_count_pairs(listed, choices, first, numbers, offsets)
+            pairs = native_count_pairs(listed, choices, first, alignment, numbers, starts, offsets)
+        if pairs < 0:
+            raise rows_refused("count_pairs")
         return pairs
 
     @staticmethod
-    def place_pairs(const int32_t[:, ::1] experts, int32_t first, int64_t[::1] begins, int64_t[::1] position,
-                    int64_t[::1] row, int64_t[::1] choice, int64_t[::1] row_of, int64_t[::1] choice_of) -> None:
-        """Give each pair its output row; experts begin at `begins`, which is used up."""
-        if not position.shape[0] == row.shape[0] == choice.shape[0] or row_of.shape[0] != choice_of.shape[0]:
-            raise rows_refused("place_pairs")
+    def place_pairs(const int32_t[:, ::1] experts, const float[:, ::1] weights, int32_t first,
+                    const int64_t[::1] begins, int64_t[::1] position, float[::1] pair_weights, int64_t[::1] row_of,
+                    int64_t[::1] choice_of) -> None:
+        """Give each pair its output row and its weight; experts begin at `begins`."""
         cdef const_experts listed = experts_of(experts)
+        cdef const_floats factors = floats_of(weights)
         cdef size_t choices = experts.shape[1]
-        cdef ints starts = ints_into(begins)
+        cdef const_ints starts = ints_of(begins)
         cdef RowPairs pairs
         pairs.position = ints_into(position)
-        pairs.row = ints_into(row)
-        pairs.choice = ints_into(choice)
+        pairs.weights = floats(&pair_weights[0] if pair_weights.shape[0] else NULL, pair_weights.shape[0])
         pairs.row_of = ints_into(row_of)
         pairs.choice_of = ints_into(choice_of)
         cdef bint fine
         with nogil:
-            fine = native_place_pairs(listed, choices, first, starts, pairs)
+            fine = native_place_pairs(listed, factors, choices, first, starts, pairs)
         if not fine:
             raise rows_refused("place_pairs")
 

@@ -22,14 +22,13 @@ from asyncfabric.moe.host.sources import Sources
 def arranged(config: MoeConfig, rank: int, handle: MoeHandle, about: Rows) -> Groups:
     """Group the arrived rows by expert, and note all about them in the handle."""
     if handle.groups is None:
-        groups = group_rows(about.experts, config.experts_of(rank), config.expert_alignment)
+        groups = group_rows(about.experts, about.weights, config.experts_of(rank), config.expert_alignment)
         handle.sources = Sources(about.origins, groups, config.max_tokens)
         handle.tokens_per_expert = torch.from_numpy(groups.counts)
         handle.offsets = torch.from_numpy(groups.offsets)
         if config.scales:
             zeros = np.zeros((1, config.scales), dtype=np.float32)
             handle.scales = torch.from_numpy(np.concatenate((about.scales, zeros))[groups.row_of])
-        handle.pair_weights = about.weights[groups.pair_row, groups.pair_choice]
         handle.groups = groups
     return handle.groups
 
@@ -39,7 +38,7 @@ def filled(handle: MoeHandle, spans: Sequence[Span], places: Sequence[Bytes]) ->
 
     They are weighted and added up in fp32 in the order of choices, and rounded once.
     """
-    outputs, groups, weights = handle.outputs, handle.groups, handle.pair_weights
-    assert outputs is not None and groups is not None and weights is not None
+    outputs, groups = handle.outputs, handle.groups
+    assert outputs is not None and groups is not None
     rows, kind = outputs
-    row_loops().weigh_rows(rows, kind, groups.pair_offsets, groups.position, weights, spans, places)
+    row_loops().weigh_rows(rows, kind, groups.pair_offsets, groups.position, groups.weights, spans, places)

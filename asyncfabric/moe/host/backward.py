@@ -34,8 +34,7 @@ async def send_back(lane: Lane, step: LaneStep, fill: Fill) -> None:
     Cancellation: shielded once it has begun; the fabric bounds it by its deadlines.
     """
     if step.back_posted == 0:
-        with anyio.CancelScope(shield=True):
-            await _post_back(lane, step, 0, fill)
+        await _post_back(lane, step, 0, fill)
         step.back_posted = 1
 
 
@@ -56,8 +55,7 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
             await lane.arrivals.wait(
                 ArrivalKind.BACK_TAKEN, step.turn, waiting, _what(step, "room for results"), lane.names
             )
-            with anyio.CancelScope(shield=True):
-                await _post_back(lane, step, number, fill)
+            await _post_back(lane, step, number, fill)
             step.back_posted += 1
         # The first pass has a message from everybody: it also means that our rows there were taken (MOE-1).
         senders = range(lane.shape.members) if number == 0 else mine.senders(number) if number < mine.passes else []
@@ -90,16 +88,19 @@ def _sums(lane: Lane, step: LaneStep) -> torch.Tensor:
 def _parts(lane: Lane, step: LaneStep, number: int) -> Ints:
     """Return where the rows of each member lie in one pass, in the order of the circle: that of the sum."""
     plan, offsets = lane.plan(step, "back", lane.me), step.route.offsets.tolist()
-    found = []
+    found: list[int] = []
     if number < plan.passes:
-        for member in circle(lane.me, lane.shape.members):
+        for member in plan.senders(number):
             segment = plan.segment(member, number)
-            found.append((offsets[member] + segment.begin, offsets[member] + segment.end, segment.at))
+            found += (offsets[member] + segment.begin, offsets[member] + segment.end, segment.at)
     return np.array(found, dtype=np.int64).reshape(-1, 3)
 
 
 async def _post_back(lane: Lane, step: LaneStep, number: int, fill: Fill) -> None:
-    """Post our part of one pass; as many transfers as the staging area makes necessary, mostly one."""
+    """Post our part of one pass; as many transfers as the staging area makes necessary, mostly one.
+
+    Cancellation: each wait is shielded, a scope around all of them would cost more than the rest of this.
+    """
     shape, memory = lane.shape, lane.memory
     assert step.offsets is not None
     segments: dict[int, Segment] = dict(lane.outgoing(step, "back", number))
@@ -110,7 +111,7 @@ async def _post_back(lane: Lane, step: LaneStep, number: int, fill: Fill) -> Non
 
     async def post() -> None:
         fill(spans, places)
-        await lane.post("back", memory.staging, ArrivalKind.BACK, step.turn, targets)
+        await lane.post("back", ArrivalKind.BACK, step.turn, targets, shield=True)
 
     used = shape.back_rows  # so that the first row settles what was posted before
     for member in circle(lane.me, shape.members):

@@ -63,7 +63,7 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owner:
         length, width = record_bytes(shape, bounds[member + 1] - bounds[member]), shape.row_bytes
         here, there = memory.staged_slot_row(member) * width, shape.slot_row(step.turn, lane.me) * width
         targets.append((member, here - length, there - length, length + (end - begin) * width))
-    await lane.post("records", memory.staging, ArrivalKind.RECORD, step.turn, targets)
+    await lane.post("records", ArrivalKind.RECORD, step.turn, targets, shield=False)
     return step
 
 
@@ -146,8 +146,7 @@ async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) 
             await lane.arrivals.wait(
                 ArrivalKind.REST_TAKEN, step.turn, waiting, _what(step, "room for rows"), lane.names
             )
-        with anyio.CancelScope(shield=True):
-            await _post_rest(lane, step, outgoing)
+        await _post_rest(lane, step, outgoing)
         step.posted += 1
     if number < mine.passes:
         senders = mine.senders(number)
@@ -169,7 +168,10 @@ async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) 
 
 
 async def _post_rest(lane: Lane, step: LaneStep, outgoing: list[tuple[int, Segment]]) -> None:
-    """Post our part of one pass; as many transfers as the staging area makes necessary, mostly one."""
+    """Post our part of one pass; as many transfers as the staging area makes necessary, mostly one.
+
+    Cancellation: each wait is shielded, a scope around all of them would cost more than the rest of this.
+    """
     shape, memory, bounds = lane.shape, lane.memory, step.route.offsets.tolist()
     targets: list[tuple[int, int, int, int]] = []
     spans: list[Span] = []
@@ -177,7 +179,7 @@ async def _post_rest(lane: Lane, step: LaneStep, outgoing: list[tuple[int, Segme
 
     async def post() -> None:
         row_loops().take_rows(step.payload, step.route.tokens, spans, places)
-        await lane.post("rest", memory.staging, ArrivalKind.REST, step.turn, targets)
+        await lane.post("rest", ArrivalKind.REST, step.turn, targets, shield=True)
 
     used = shape.area_rows  # so that the first row settles what was posted before
     for member, segment in outgoing:

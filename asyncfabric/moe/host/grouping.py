@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from asyncfabric.moe.host.loops import row_loops
+from asyncfabric.moe.host.record import Floats
 from asyncfabric.moe.host.routing import Experts, Ints
 
 
@@ -23,8 +24,7 @@ class Groups(NamedTuple):
         choice_of: for each output row which of the row's top-k choices it serves, -1 for padding.
         pair_offsets: where the pairs of each row begin in `position`; one more entry ends the last.
         position: for each pair its output row; pairs in the order of rows, then of choices.
-        pair_row: for each pair its row.
-        pair_choice: for each pair which of its row's choices it is.
+        weights: for each pair its routing weight.
     """
 
     counts: Ints
@@ -33,30 +33,23 @@ class Groups(NamedTuple):
     choice_of: Ints
     pair_offsets: Ints
     position: Ints
-    pair_row: Ints
-    pair_choice: Ints
+    weights: Floats
 
 
-def padded(counts: Ints, alignment: int) -> Ints:
-    """Return where groups of these sizes begin when each begins at a multiple of `alignment`; one more entry."""
-    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(-(-counts // alignment) * alignment, out=offsets[1:])
-    return offsets
-
-
-def group_rows(indices: Experts, experts: range, alignment: int) -> Groups:
+def group_rows(indices: Experts, weights: Floats, experts: range, alignment: int) -> Groups:
     """Group rows by the experts of one rank; within an expert they keep their order.
 
     Args:
         indices: experts of each row, shape [rows, top_k], contiguous; those outside `experts` and -1 are none of this
             rank.
+        weights: their routing weights, same shape.
         experts: the experts of this rank.
         alignment: each expert's rows begin at a multiple of it.
     """
-    counts, pair_offsets = np.empty(len(experts), dtype=np.int64), np.empty(len(indices) + 1, dtype=np.int64)
-    pairs = row_loops().count_pairs(indices, experts.start, counts, pair_offsets)
-    offsets = padded(counts, alignment)
-    position, row, choice = np.empty((3, pairs), dtype=np.int64)
-    row_of, choice_of = np.full((2, int(offsets[-1])), -1, dtype=np.int64)
-    row_loops().place_pairs(indices, experts.start, offsets[:-1].copy(), position, row, choice, row_of, choice_of)
-    return Groups(counts, offsets, row_of, choice_of, pair_offsets, position, row, choice)
+    counts, offsets = np.empty(len(experts), dtype=np.int64), np.empty(len(experts) + 1, dtype=np.int64)
+    pair_offsets = np.empty(len(indices) + 1, dtype=np.int64)
+    pairs = row_loops().count_pairs(indices, experts.start, alignment, counts, offsets, pair_offsets)
+    position, pair_weights = np.empty(pairs, dtype=np.int64), np.empty(pairs, dtype=np.float32)
+    row_of, choice_of = np.empty((2, int(offsets[-1])), dtype=np.int64)
+    row_loops().place_pairs(indices, weights, experts.start, offsets, position, pair_weights, row_of, choice_of)
+    return Groups(counts, offsets, row_of, choice_of, pair_offsets, position, pair_weights)

@@ -11,7 +11,7 @@ import torch
 
 from asyncfabric.moe.host.grouping import Groups
 from asyncfabric.moe.host.lane import LaneStep
-from asyncfabric.moe.host.record import Bytes, Floats
+from asyncfabric.moe.host.record import Bytes
 from asyncfabric.moe.host.sources import Sources
 
 
@@ -35,7 +35,6 @@ class MoeHandle:
     crossed: Bytes | None = None
     node_sums: torch.Tensor | None = None
     groups: Groups | None = None
-    pair_weights: Floats | None = None
     rows: torch.Tensor | None = None
     scales: torch.Tensor | None = None
     tokens_per_expert: torch.Tensor | None = None
@@ -48,10 +47,10 @@ class MoeHandle:
     @property
     def row_weights(self) -> torch.Tensor | None:
         """The routing weight of each row, 0 for padding. Shape [rows], float32."""
-        if self.groups is None or self.pair_weights is None:
+        if self.groups is None:
             return None
         weights = torch.zeros(int(self.groups.offsets[-1]), dtype=torch.float32)
-        weights[torch.from_numpy(self.groups.position)] = torch.from_numpy(self.pair_weights)
+        weights[torch.from_numpy(self.groups.position)] = torch.from_numpy(self.groups.weights)
         return weights
 
     @property

@@ -20,7 +20,7 @@ import anyio
 import numpy as np
 import torch
 
-from asyncfabric import BusyError, Fabric, Peer, PeerGroup, Region, RegionKey, ScatterTarget, Transfer
+from asyncfabric import BusyError, Fabric, Peer, PeerGroup, RegionKey, ScatterTarget, Transfer
 from asyncfabric.errors import FabricError, StaleKeyError
 from asyncfabric.moe.faults import missing
 from asyncfabric.moe.host.arrivals import ArrivalKind, RankArrivals
@@ -173,24 +173,23 @@ class Lane:
         self.arrivals.close()
 
     async def post(
-        self, what: str, source: Region, kind: ArrivalKind, turn: int, targets: Iterable[tuple[int, int, int, int]]
+        self, what: str, kind: ArrivalKind, turn: int, targets: Sequence[tuple[int, int, int, int]], *, shield: bool
     ) -> None:
         """Write to several members in one transfer, each write one arrival of `kind` there.
 
         Args:
             what: under which name it is settled.
-            source: region to read from.
             kind: of message.
             turn: of the step.
-            targets: (member, offset in the source, offset in the receiver's region, length in bytes); of members that
-                this process stores to itself the length is 0.
+            targets: (member, offset in the staging region, offset in the receiver's region, length in bytes); the
+                length is 0 for members that this process stores to itself.
+            shield: a wait until there is room is not cancelled.
 
         Raises:
             MissingRankError: a member is lost, or has gone on without this rank.
 
-        Cancellation: nothing was posted.
+        Cancellation: nothing was posted; never, where it is shielded.
         """
-        targets = list(targets)
         if not targets:
             return
         listed = [ScatterTarget(self._keys[member], begin, at, size) for member, begin, at, size in targets]
@@ -198,10 +197,11 @@ class Lane:
         imm = self.arrivals.imm(kind, turn)
         while True:
             try:
-                transfer = self.fabric.scatter(source, listed, imm)
+                transfer = self.fabric.scatter(self.memory.staging, listed, imm)
                 break
             except BusyError:
-                await self.fabric.wait_writable()
+                with anyio.CancelScope(shield=shield):
+                    await self.fabric.wait_writable()
             except FabricError as error:
                 raise self._lost(error, members) from error
         self._posted.setdefault(what, []).append((transfer, members))

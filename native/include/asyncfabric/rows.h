@@ -68,18 +68,20 @@ bool gather_sums(Source source, RowKind kind, std::span<const int64_t> tokens, s
                  std::span<float> sums);
 
 // The pairs of rows and experts first .. first + counts.size() - 1; `choices` of each row, others are none of these.
-// counts: rows of each expert; pair_offsets: rows + 1 entries. Returns the number of pairs.
-int64_t count_pairs(std::span<const int32_t> experts, size_t choices, int32_t first, std::span<int64_t> counts,
-                    std::span<int64_t> pair_offsets);
+// counts: rows of each expert; begins: where those of each begin, at multiples of `alignment`, and where the last end;
+// pair_offsets: rows + 1 entries. Returns the number of pairs; -1 where sizes do not fit.
+int64_t count_pairs(std::span<const int32_t> experts, size_t choices, int32_t first, int64_t alignment,
+                    std::span<int64_t> counts, std::span<int64_t> begins, std::span<int64_t> pair_offsets);
 
-// Where each pair's row goes when experts begin at `begins` (used up). Pairs in the order of rows, then of choices.
-// row_of and choice_of have an entry for each output row, of which only those of pairs are written.
+// Where each pair's row goes, and its weight: pairs in the order of rows, then of choices.
+// row_of and choice_of have an entry for each output row: which row and choice it is of, -1 for padding.
 struct Pairs {
-  std::span<int64_t> position, row, choice;
+  std::span<int64_t> position;
+  std::span<float> weights;
   std::span<int64_t> row_of, choice_of;
 };
-bool place_pairs(std::span<const int32_t> experts, size_t choices, int32_t first, std::span<int64_t> begins,
-                 const Pairs& pairs);
+bool place_pairs(std::span<const int32_t> experts, std::span<const float> weights, size_t choices, int32_t first,
+                 std::span<const int64_t> begins, const Pairs& pairs);
 
 // The tokens of each member, one copy each however many of their experts it holds: ascending, those for member 0 first.
 // `owner` has the member of each expert, -1 where none has it; -1 is no expert. Offsets: one more than members.

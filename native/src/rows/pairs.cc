@@ -1,5 +1,6 @@
 // pairs.cc: rows grouped by expert, as a counting sort: count the pairs, then give each its place.
 #include <algorithm>
+#include <vector>
 
 #include "asyncfabric/rows.h"
 
@@ -11,8 +12,11 @@ size_t place_of(int32_t expert, int32_t first) { return static_cast<size_t>(int6
 
 }  // namespace
 
-int64_t count_pairs(std::span<const int32_t> experts, size_t choices, int32_t first, std::span<int64_t> counts,
-                    std::span<int64_t> pair_offsets) {
+int64_t count_pairs(std::span<const int32_t> experts, size_t choices, int32_t first, int64_t alignment,
+                    std::span<int64_t> counts, std::span<int64_t> begins, std::span<int64_t> pair_offsets) {
+  if (choices == 0 || alignment < 1 || begins.size() != counts.size() + 1 || pair_offsets.empty() ||
+      experts.size() != (pair_offsets.size() - 1) * choices)
+    return -1;
   std::fill(counts.begin(), counts.end(), 0);
   int64_t pairs = 0;
   for (size_t row = 0; row + 1 < pair_offsets.size(); ++row) {
@@ -25,24 +29,32 @@ int64_t count_pairs(std::span<const int32_t> experts, size_t choices, int32_t fi
     }
   }
   pair_offsets.back() = pairs;
+  begins.front() = 0;
+  for (size_t place = 0; place < counts.size(); ++place)
+    begins[place + 1] = begins[place] + (counts[place] + alignment - 1) / alignment * alignment;
   return pairs;
 }
 
-bool place_pairs(std::span<const int32_t> experts, size_t choices, int32_t first, std::span<int64_t> begins,
-                 const Pairs& pairs) {
+bool place_pairs(std::span<const int32_t> experts, std::span<const float> weights, size_t choices, int32_t first,
+                 std::span<const int64_t> begins, const Pairs& pairs) {
+  if (choices == 0 || begins.empty() || weights.size() != experts.size() ||
+      pairs.weights.size() != pairs.position.size() || pairs.row_of.size() != pairs.choice_of.size())
+    return false;
+  std::vector<int64_t> next(begins.begin(), begins.end() - 1);
+  std::fill(pairs.row_of.begin(), pairs.row_of.end(), -1);
+  std::fill(pairs.choice_of.begin(), pairs.choice_of.end(), -1);
   size_t pair = 0;
   for (size_t at = 0; at < experts.size(); ++at) {
     const size_t place = place_of(experts[at], first);
-    if (place >= begins.size()) continue;
-    const int64_t position = begins[place]++;
+    if (place >= next.size()) continue;
+    const int64_t position = next[place];
     if (pair >= pairs.position.size() || position < 0 || static_cast<uint64_t>(position) >= pairs.row_of.size())
       return false;
-    const auto row = static_cast<int64_t>(at / choices), choice = static_cast<int64_t>(at % choices);
+    ++next[place];
     pairs.position[pair] = position;
-    pairs.row[pair] = row;
-    pairs.choice[pair] = choice;
-    pairs.row_of[static_cast<size_t>(position)] = row;
-    pairs.choice_of[static_cast<size_t>(position)] = choice;
+    pairs.weights[pair] = weights[at];
+    pairs.row_of[static_cast<size_t>(position)] = static_cast<int64_t>(at / choices);
+    pairs.choice_of[static_cast<size_t>(position)] = static_cast<int64_t>(at % choices);
     ++pair;
   }
   return pair == pairs.position.size();

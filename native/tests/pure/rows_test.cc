@@ -232,18 +232,29 @@ TEST_F(Refusals, WidthsThatAreNotWholeVectorsAndOtherKinds) {
 
 TEST_F(Refusals, PairsThatHaveNoPlace) {
   const std::vector<int32_t> experts{0, 1, -1, 1};
-  std::vector<int64_t> counts(2), offsets(3), begins{0, 1}, few(2), three(3), row(3), choice(3), row_of(3),
-      choice_of(3);
-  EXPECT_EQ(count_pairs(experts, 2, 0, counts, offsets), 3);
+  const std::vector<float> weights{1, 2, 3, 4}, less{1, 2, 3};
+  std::vector<int64_t> counts(2), begins(3), offsets(3), few(2), three(3), row_of(4, 7), choice_of(4, 7);
+  std::vector<float> two(2), factors(3);
+  EXPECT_EQ(count_pairs(experts, 2, 0, 2, counts, begins, offsets), 3);
   EXPECT_EQ(counts, (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(begins, (std::vector<int64_t>{0, 2, 4}));
   EXPECT_EQ(offsets, (std::vector<int64_t>{0, 2, 3}));
-  EXPECT_FALSE(place_pairs(experts, 2, 0, begins, {few, row, choice, row_of, choice_of}));
-  begins = {0, 2};
-  EXPECT_FALSE(place_pairs(experts, 2, 0, begins, {three, row, choice, row_of, choice_of})) << "a row behind the last";
-  begins = {0, 1};
-  EXPECT_TRUE(place_pairs(experts, 2, 0, begins, {three, row, choice, row_of, choice_of}));
-  EXPECT_EQ(three, (std::vector<int64_t>{0, 1, 2}));
-  EXPECT_EQ(choice_of, (std::vector<int64_t>{0, 1, 1}));
+  EXPECT_FALSE(place_pairs(experts, weights, 2, 0, begins, {few, two, row_of, choice_of}));
+  EXPECT_FALSE(place_pairs(experts, weights, 2, 0, begins, {three, two, row_of, choice_of}));
+  EXPECT_FALSE(place_pairs(experts, less, 2, 0, begins, {three, factors, row_of, choice_of}));
+  EXPECT_FALSE(place_pairs(experts, weights, 2, 0, begins, {three, factors, row_of, std::span(choice_of).first(3)}));
+  EXPECT_FALSE(place_pairs(experts, weights, 2, 0, {}, {three, factors, row_of, choice_of}));
+  for (const std::vector<int64_t>& bad : std::vector<std::vector<int64_t>>{{0, 3, 4}, {-1, 2, 4}, {INT64_MAX, 2, 4}})
+    EXPECT_FALSE(place_pairs(experts, weights, 2, 0, bad, {three, factors, row_of, choice_of}));
+  EXPECT_TRUE(place_pairs(experts, weights, 2, 0, begins, {three, factors, row_of, choice_of}));
+  EXPECT_EQ(three, (std::vector<int64_t>{0, 2, 3}));
+  EXPECT_EQ(factors, (std::vector<float>{1, 2, 4}));
+  EXPECT_EQ(row_of, (std::vector<int64_t>{0, -1, 0, 1}));
+  EXPECT_EQ(choice_of, (std::vector<int64_t>{0, -1, 1, 1}));
+  EXPECT_EQ(count_pairs(experts, 2, 0, 0, counts, begins, offsets), -1) << "no alignment";
+  EXPECT_EQ(count_pairs(experts, 2, 0, 2, counts, std::span(begins).first(2), offsets), -1);
+  EXPECT_EQ(count_pairs(experts, 2, 0, 2, counts, begins, std::span(offsets).first(2)), -1);
+  EXPECT_EQ(count_pairs(experts, 2, 0, 2, counts, begins, {}), -1);
 }
 
 }  // namespace

@@ -76,7 +76,8 @@ def test_rows_are_grouped_by_expert_in_order_and_aligned(drawn: tuple[int, Array
     experts, indices = drawn
     first = data.draw(st.integers(0, experts))
     mine = range(first, data.draw(st.integers(first, experts)))
-    groups = group_rows(indices, mine, alignment)
+    weights = np.arange(indices.size, dtype=np.float32).reshape(indices.shape)
+    groups = group_rows(indices, weights, mine, alignment)
     assert (groups.offsets % alignment == 0).all()
     at = 0
     for place, expert in enumerate(mine):
@@ -86,16 +87,15 @@ def test_rows_are_grouped_by_expert_in_order_and_aligned(drawn: tuple[int, Array
         end = at + len(wanted)
         assert list(zip(groups.row_of[at:end], groups.choice_of[at:end], strict=True)) == wanted
         at += -(-len(wanted) // alignment) * alignment
-        assert (groups.row_of[end:at] == -1).all()
+        assert (groups.row_of[end:at] == -1).all() and (groups.choice_of[end:at] == -1).all()
     assert len(groups.row_of) == at == groups.offsets[-1]
     # Pairs report the same the other way round: for each row its choices in order.
     for row in range(len(indices)):
         pairs = slice(groups.pair_offsets[row], groups.pair_offsets[row + 1])
         assert (groups.row_of[groups.position[pairs]] == row).all()
-        assert (groups.pair_row[pairs] == row).all()
-        assert groups.pair_choice[pairs].tolist() == [
-            choice for choice, expert in enumerate(indices[row]) if int(expert) in mine
-        ]
+        wanted_choices = [choice for choice, expert in enumerate(indices[row]) if int(expert) in mine]
+        assert groups.choice_of[groups.position[pairs]].tolist() == wanted_choices
+        assert groups.weights[pairs].tolist() == weights[row, wanted_choices].tolist()
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=9), st.data(), st.integers(1, 40))
