@@ -72,6 +72,12 @@ REFUSED: list[tuple[str, type[Exception], str, Callable[[Pair], Any]]] = [
         lambda p: p.writer.scatter(p.source, [target(p, LENGTH)]),
     ),
     (
+        "scatter offset",
+        ValueError,
+        r"targets\[0\].offset .* is beyond the",
+        lambda p: p.writer.scatter(p.source, [target(p)._replace(offset=LENGTH)]),
+    ),
+    (
         "scatter length",
         ValueError,
         r"length_bytes must be >= 0, got -1",
