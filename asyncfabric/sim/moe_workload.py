@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from asyncfabric.moe.config import MoeConfig
 from asyncfabric.moe.host.buffers import LaneShape
 from asyncfabric.moe.host.passes import PassPlan
-from asyncfabric.moe.host.record import record_bytes
 from asyncfabric.moe.host.routing import Experts, Ints, owner_of_expert, owners, plan_route
 
 Floats = NDArray[np.float64]
@@ -92,7 +91,7 @@ def _lane(shape: LaneShape, rows: Ints, joined: NDArray[np.bool_]) -> LaneLoad:
         for receiver in range(len(rows)):
             if PassPlan(counts[:, receiver].tolist(), 0, max(1, room)).passes > 1:
                 raise ValueError(f"rank {receiver} takes the {which} of a step in several passes; that is not modelled")
-    first = np.vectorize(lambda count: record_bytes(shape, int(count)))(rows) + private * shape.row_bytes
+    first = np.vectorize(lambda count: shape.record_bytes(int(count)))(rows) + private * shape.row_bytes
     return LaneLoad(
         (first * joined).astype(np.float64),
         ((rows - private) * shape.row_bytes * joined).astype(np.float64),

@@ -34,7 +34,6 @@ from asyncfabric.kv import messages as kv
 from asyncfabric.moe.cards import Card, decode_card
 from asyncfabric.moe.host import record
 from asyncfabric.moe.host.buffers import LaneShape
-from asyncfabric.moe.host.routing import find_route
 from asyncfabric.observe.spans import Span, parse_context
 from asyncfabric.observe.trace import Recording
 from asyncfabric.weights import Mesh, Move, Shard, alone, place, plan_weights
@@ -206,7 +205,7 @@ def _front_of(member: int) -> record.Bytes:
         np.zeros(3, np.int32), np.zeros((3, 2), np.int32), np.ones((3, 2), np.float32), np.ones((3, 1), np.float32)
     )
     owner = np.zeros(1, np.int64)
-    record.write_records(fronts, member, 9, rows, owner, find_route(rows.experts, owner, SHAPE.members))
+    record.write_records(fronts, member, 9, rows, owner, record.find_route(rows.experts, owner, SHAPE.members))
     return fronts[0]
 
 

@@ -101,6 +101,10 @@ class LaneShape:
         """Bytes of both regions."""
         return self.receive_bytes + self.staging_bytes
 
+    def record_bytes(self, rows: int) -> int:
+        """Return the length of a record about so many rows."""
+        return self.head_bytes + rows * self.meta_bytes
+
     def slot_row(self, turn: int, member: int) -> int:
         """Return the region's row at which the private rows of a member begin, for a step in flight."""
         return 1 + turn * self.set_rows + member * self.slot_rows + self.front_rows

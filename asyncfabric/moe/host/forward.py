@@ -18,8 +18,8 @@ from asyncfabric.moe.host.grouping import Groups
 from asyncfabric.moe.host.lane import Lane, LaneStep
 from asyncfabric.moe.host.loops import row_loops
 from asyncfabric.moe.host.passes import Segment
-from asyncfabric.moe.host.record import Bytes, Rows, read_records, record_bytes, write_records
-from asyncfabric.moe.host.routing import Ints, find_route
+from asyncfabric.moe.host.record import Bytes, Rows, find_route, read_records, write_records
+from asyncfabric.moe.host.routing import Ints
 
 Arrange = Callable[[Rows], Groups | None]
 """Given what all arrived rows are about, returns how they are grouped; None: they stay as they came."""
@@ -60,7 +60,7 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owner:
         if lane.reach(member) is not None:
             targets.append((member, 0, 0, 0))
             continue
-        length, width = record_bytes(shape, bounds[member + 1] - bounds[member]), shape.row_bytes
+        length, width = shape.record_bytes(bounds[member + 1] - bounds[member]), shape.row_bytes
         here, there = memory.staged_slot_row(member) * width, shape.slot_row(step.turn, lane.me) * width
         targets.append((member, here - length, there - length, length + (end - begin) * width))
     await lane.post("records", ArrivalKind.RECORD, step.turn, targets, shield=False)

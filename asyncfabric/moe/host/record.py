@@ -53,9 +53,16 @@ class Records(NamedTuple):
     rows: Rows
 
 
-def record_bytes(shape: LaneShape, rows: int) -> int:
-    """Return the length of a record about so many rows."""
-    return shape.head_bytes + rows * shape.meta_bytes
+def find_route(experts: Experts, owner: Ints, members: int) -> Route:
+    """Return the route of tokens with these experts, shape [tokens, top_k]: that of `plan_route`, compiled.
+
+    Raises:
+        IndexError: experts that do not exist.
+    """
+    count, choices = experts.shape
+    tokens, offsets = np.empty(count * min(choices, members), dtype=np.int64), np.empty(members + 1, dtype=np.int64)
+    used = record_loops().plan_route(experts, owner, tokens, offsets)
+    return Route(tokens[:used], offsets)
 
 
 def write_records(fronts: Sequence[Bytes], member: int, step: int, about: Rows, owner: Ints, route: Route) -> None:

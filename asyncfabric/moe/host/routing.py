@@ -1,8 +1,8 @@
 """Routing as pure functions: which token goes where.
 
-Whole arrays, no loop over tokens. Plans of traffic take numpy alone and work where nothing is compiled; a step takes
-the compiled `find_route`. Knows neither memory nor peers. A "member" is one place that tokens go to: a rank, or a node
-seen from outside; `owner[e]` is the member that holds expert e, -1 for an expert that cannot be reached.
+Whole arrays, no loop over tokens; plans of traffic need nothing that is compiled, a step takes `record.find_route`.
+Knows neither memory nor peers. A "member" is one place that tokens go to: a rank, or a node seen from outside;
+`owner[e]` is the member that holds expert e, -1 for an expert that cannot be reached.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from asyncfabric.moe.host.loops import record_loops
 
 Ints = NDArray[np.int64]
 Experts = NDArray[np.int32]
@@ -62,15 +60,3 @@ def plan_route(owned: Ints, members: int) -> Route:
     offsets = np.zeros(members + 1, dtype=np.int64)
     np.cumsum(np.bincount(member, minlength=members), out=offsets[1:])
     return Route(np.ascontiguousarray(token, dtype=np.int64), offsets)
-
-
-def find_route(experts: Experts, owner: Ints, members: int) -> Route:
-    """Return the route of tokens with these experts, shape [tokens, top_k]: that of `plan_route`, compiled.
-
-    Raises:
-        IndexError: experts that do not exist.
-    """
-    count, choices = experts.shape
-    tokens, offsets = np.empty(count * min(choices, members), dtype=np.int64), np.empty(members + 1, dtype=np.int64)
-    used = record_loops().plan_route(experts, owner, tokens, offsets)
-    return Route(tokens[:used], offsets)

@@ -12,7 +12,6 @@ import numpy as np
 
 from asyncfabric.moe.config import MoeConfig
 from asyncfabric.moe.host.passes import PassPlan
-from asyncfabric.moe.host.record import record_bytes
 from asyncfabric.moe.host.routing import Experts, Ints, owner_of_expert, owners, plan_route
 from asyncfabric.moe.host.session import plan_lanes
 
@@ -80,7 +79,7 @@ def step_traffic(config: MoeConfig, indices: Sequence[Experts], rank: int, mappe
         for number in range(1, plan.passes)
     )
     written = [other for other in others if other not in mapped]
-    records = sum(record_bytes(shape, int(counts[rank, other])) for other in written)
+    records = sum(shape.record_bytes(int(counts[rank, other])) for other in written)
     return Traffic(
         dispatch_writes=len(others) + rest_writes,
         combine_writes=back_writes,

@@ -3,7 +3,7 @@
 // random order otherwise. With `early` an unordered rail reports a request whose `delivered` is false as done as soon as its bytes are
 // copied out, and lets them land at a later poll, as a NIC may. Threads: any; one lock in the hub orders everything, also for two workers.
 // Options: ordered=0|1 (1), seed, early=0|1 (0), read=0|1 (1), depth=<requests> (1024), flush=0|1 (1), fd=0|1 (1), burst=<requests> (64: per
-// poll), loss=0|1 (1: reports_peer_loss), request_bytes=<most>, gpu_request_bytes=<most>, host=0|1 (0: same_host_only), takes=0|1 (1: registers), opens=0|1 (1).
+// poll), loss=0|1 (1: reports_peer_loss), request_bytes=, gpu_request_bytes=<most>, host=0|1 (0), takes=0|1 (1: registers), opens=0|1 (1).
 #pragma once
 
 #include <sys/eventfd.h>
@@ -59,9 +59,7 @@ struct LoopbackRemote final : RemoteMemory {
 };
 struct LoopbackPeer final : RailPeer {
   ~LoopbackPeer() override;
-  uint64_t owner = 0;  // the rail that connected
-  uint64_t rail = 0;   // the rail it leads to
-  uint64_t connection = 0;
+  uint64_t owner = 0, rail = 0, connection = 0;  // the rail that connected, and the one it leads to
 };
 
 class LoopbackRail : public Rail, public LoopbackGpu {

@@ -16,8 +16,8 @@ from asyncfabric.moe import MoeConfig, buffer_bytes
 from asyncfabric.moe.host.buffers import LaneShape
 from asyncfabric.moe.host.grouping import group_rows
 from asyncfabric.moe.host.passes import PassPlan, circle
-from asyncfabric.moe.host.record import Records, Rows, read_records, record_bytes, write_records
-from asyncfabric.moe.host.routing import Route, find_route, owner_of_expert, owners, plan_route
+from asyncfabric.moe.host.record import Records, Rows, find_route, read_records, write_records
+from asyncfabric.moe.host.routing import Route, owner_of_expert, owners, plan_route
 from asyncfabric.moe.host.session import plan_lanes
 
 Array = np.ndarray[Any, Any]
@@ -204,7 +204,7 @@ def test_records_are_read_as_they_were_written_and_touch_nothing_else(shape: Lan
             assert np.array_equal(rows.experts[mine], np.where(here, about.experts[tokens], -1))
             assert np.array_equal(rows.weights[mine], about.weights[tokens])
             assert np.array_equal(rows.scales[mine], about.scales[tokens])
-            untouched = step.memory.shape[2] - step.GUARD - record_bytes(shape, len(tokens))
+            untouched = step.memory.shape[2] - step.GUARD - shape.record_bytes(len(tokens))
             assert (step.memory[reader, member, :untouched] == 0xA5).all()
             assert (step.memory[reader, member, -step.GUARD :] == 0xA5).all()
         with pytest.raises(RemoteProtocolError, match=f"member 0 sent no record of step {number + 1}"):
@@ -280,7 +280,7 @@ def test_parts_of_the_regions_do_not_overlap(shape: LaneShape) -> None:
         claim(shape.area_row(turn) * width, shape.area_rows * width)
         claim(shape.back_offset(turn), shape.back_rows * shape.back_row_bytes)
     assert owner.all()
-    assert record_bytes(shape, shape.max_tokens) <= shape.front_rows * width
+    assert shape.record_bytes(shape.max_tokens) <= shape.front_rows * width
     assert shape.area_rows or shape.private == shape.max_tokens
 
 
