@@ -98,7 +98,8 @@ class Lane:
         self.shape: LaneShape = memory.shape
         self.arrivals: RankArrivals = arrivals
         self.me: int = me
-        self.shelf: Shelf = Shelf(memory.shape.in_flight)
+        # Whoever asks for the next step often holds the rows of the one before still.
+        self.shelf: Shelf = Shelf(memory.shape.in_flight + 1)
         self.names: tuple[int, ...] = tuple(names)
         self._peers = peers
         self._keys = keys

@@ -84,8 +84,8 @@ class MoeWorker(FabricWorker):
         moe, tokens = self._moe, self._tokens
         dispatch_ns: list[int] = []
         combine_ns: list[int] = []
-        first = await moe.dispatch(tokens.x, tokens.indices, tokens.weights)
-        await moe.combine(_as_they_are(first, moe.config), first)
+        handle = await moe.dispatch(tokens.x, tokens.indices, tokens.weights)
+        await moe.combine(_as_they_are(handle, moe.config), handle)
         started = time.perf_counter_ns()
         for _ in range(count):
             begin = time.perf_counter_ns()
