@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 _REMEDY = "run `make build`, or `pip install asyncfabric` on a machine with a C++20 compiler; `make test` needs it too"
 
 
+def _refused(error: ImportError) -> DeviceError:
+    return DeviceError(f"the compiled loops cannot be loaded: {error}", remedy=_REMEDY)
+
+
 def native_row_loops() -> RowLoops:
     """Return the compiled row loops, see `rows`. Raises DeviceError when nothing was compiled."""
     try:
         from asyncfabric import _native
     except ImportError as error:
-        raise DeviceError(f"the compiled loops cannot be loaded: {error}", remedy=_REMEDY) from error
+        raise _refused(error) from error
     return _native.row_loops
 
 
@@ -31,7 +35,7 @@ def native_record_loops() -> RecordLoops:
     try:
         from asyncfabric import _native
     except ImportError as error:
-        raise DeviceError(f"the compiled loops cannot be loaded: {error}", remedy=_REMEDY) from error
+        raise _refused(error) from error
     return _native.record_loops
 
 

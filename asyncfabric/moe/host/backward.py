@@ -7,22 +7,16 @@ of passes changes that order, so the result is the same bit for bit (MOE-3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import anyio
 import numpy as np
 import torch
 
-from asyncfabric._kernels.rows import Span
 from asyncfabric.moe.host.arrivals import ArrivalKind
 from asyncfabric.moe.host.lane import Lane, LaneStep
 from asyncfabric.moe.host.loops import KINDS, as_bytes, row_loops
-from asyncfabric.moe.host.passes import Segment, circle
-from asyncfabric.moe.host.record import Bytes
+from asyncfabric.moe.host.passes import NOTHING, circle
+from asyncfabric.moe.host.posting import Fill, PassRows, post_back
 from asyncfabric.moe.host.routing import Ints
-
-Fill = Callable[[Sequence[Span], Sequence[Bytes]], None]
-"""`fill(spans, places)` puts what goes back for the arrived rows of each span into the first rows of its place."""
 
 
 async def send_back(lane: Lane, step: LaneStep, fill: Fill) -> None:
@@ -87,56 +81,35 @@ def _sums(lane: Lane, step: LaneStep) -> torch.Tensor:
 
 def _parts(lane: Lane, step: LaneStep, number: int) -> Ints:
     """Return where the rows of each member lie in one pass, in the order of the circle: that of the sum."""
-    plan, offsets = lane.plan(step, "back", lane.me), step.route.offsets.tolist()
+    flow, offsets = lane.flow(step, "back"), step.route.offsets.tolist()
     found: list[int] = []
-    if number < plan.passes:
-        for member in plan.senders(number):
+    if flow.passes <= 1:  # mostly: all rows are there, in that order
+        at = 0
+        for member in circle(lane.me, lane.shape.members):
+            begin, end = offsets[member], offsets[member + 1]
+            found += (begin, end, at)
+            at += end - begin
+    else:
+        plan = lane.plan(step, "back", lane.me)
+        for member in plan.senders(number) if number < plan.passes else ():
             segment = plan.segment(member, number)
             found += (offsets[member] + segment.begin, offsets[member] + segment.end, segment.at)
     return np.array(found, dtype=np.int64).reshape(-1, 3)
 
 
 async def _post_back(lane: Lane, step: LaneStep, number: int, fill: Fill) -> None:
-    """Post our part of one pass; as many transfers as the staging area makes necessary, mostly one.
-
-    Cancellation: each wait is shielded, a scope around all of them would cost more than the rest of this.
-    """
-    shape, memory = lane.shape, lane.memory
+    """Post our part of one pass; cancellation: as `post_back`."""
     assert step.offsets is not None
-    segments: dict[int, Segment] = dict(lane.outgoing(step, "back", number))
-    width, bounds = shape.back_row_bytes, step.offsets.tolist()
-    targets: list[tuple[int, int, int, int]] = []
-    spans: list[Span] = []
-    places: list[Bytes] = []
-
-    async def post() -> None:
-        fill(spans, places)
-        await lane.post("back", ArrivalKind.BACK, step.turn, targets, shield=True)
-
-    used = shape.back_rows  # so that the first row settles what was posted before
-    for member in circle(lane.me, shape.members):
-        segment = segments.get(member)
-        if segment is None:
-            if number == 0 and member != lane.me:
-                targets.append((member, memory.staged_back_offset, shape.back_offset(step.turn), 0))
-            continue
-        span = bounds[member] + segment.begin, bounds[member] + segment.end
-        if (reached := lane.reach(member)) is not None:
-            spans.append(span)
-            places.append(reached.back[step.turn][segment.at :])
-            if member != lane.me:
-                targets.append((member, 0, 0, 0))
-            continue
-        if used + segment.rows > shape.back_rows:
-            await post()
-            await lane.settle("back")
-            targets, spans, places, used = [], [], [], 0
-        spans.append(span)
-        places.append(memory.staged_back[used:])
-        here = memory.staged_back_offset + used * width
-        targets.append((member, here, shape.back_offset(step.turn) + segment.at * width, segment.rows * width))
-        used += segment.rows
-    await post()
+    segments, bounds = dict(lane.outgoing(step, "back", number)), step.offsets.tolist()
+    outgoing: list[PassRows] = []
+    for member in circle(lane.me, lane.shape.members):
+        segment = segments.get(member, NOTHING)
+        if segment.rows:
+            first = bounds[member]
+            outgoing.append(PassRows(member, (first + segment.begin, first + segment.end), segment.at))
+        elif number == 0 and member != lane.me:  # the first pass has a message for everybody
+            outgoing.append(PassRows(member, (0, 0), 0))
+    await post_back(lane, step.turn, outgoing, fill)
 
 
 def _what(step: LaneStep, what: str) -> str:

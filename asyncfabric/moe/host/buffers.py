@@ -109,9 +109,9 @@ class LaneShape:
         """Return the region's row at which the private rows of a member begin, for a step in flight."""
         return 1 + turn * self.set_rows + member * self.slot_rows + self.front_rows
 
-    def area_row(self, turn: int) -> int:
-        """Return the region's row at which the area begins."""
-        return 1 + turn * self.set_rows + self.members * self.slot_rows
+    def rest_offset(self, turn: int) -> int:
+        """Return the byte at which the area for what private slots do not hold begins."""
+        return (1 + turn * self.set_rows + self.members * self.slot_rows) * self.row_bytes
 
     def back_offset(self, turn: int) -> int:
         """Return the byte at which the area for what comes back begins."""

@@ -88,7 +88,7 @@ class MoeExchange(StepwiseExchange[MoeHandle]):
         path = self._opened()
         payload, about = checked_tokens(self.config, self.rank, x, indices, weights, scales)
         self._check_room()
-        await checkpoint_if_cancelled()  # the other half yields
+        await checkpoint_if_cancelled()  # the other half lets others run now and then
         handle = await path.send(self._next, self.epoch, payload, about)
         self._begun(handle)
         return handle
@@ -143,7 +143,7 @@ class MoeExchange(StepwiseExchange[MoeHandle]):
         if handle.rows is None:
             raise ValueError(f"step {handle.number} has no rows yet; await dispatch_recv(handle) first")
         outputs = checked_outputs(self.config, expert_rows, handle.rows.shape[0])
-        await checkpoint_if_cancelled()  # the other half yields
+        await checkpoint_if_cancelled()  # the other half lets others run now and then
         if not handle.returned:
             self._check_turn("sent back", handle, lambda older: not older.returned)
             handle.outputs = outputs

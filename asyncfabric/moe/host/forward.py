@@ -7,6 +7,7 @@ rest, unless the receiver's area is too small and it takes more passes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import anyio
@@ -18,6 +19,7 @@ from asyncfabric.moe.host.grouping import Groups
 from asyncfabric.moe.host.lane import Lane, LaneStep
 from asyncfabric.moe.host.loops import row_loops
 from asyncfabric.moe.host.passes import Segment
+from asyncfabric.moe.host.posting import PassRows, post_rest
 from asyncfabric.moe.host.record import Bytes, Rows, find_route, read_records, write_records
 from asyncfabric.moe.host.routing import Ints
 
@@ -42,6 +44,7 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owner:
     """
     await lane.settle("reported")
     await lane.settle("records")
+    lane.take_ended("back")  # whoever has gone on without this rank refused what went back
     if number == 1:
         lane.find_mapped()
     shape, memory = lane.shape, lane.memory
@@ -53,16 +56,16 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owner:
     spans = [(begin, min(end, begin + shape.private)) for begin, end in pairwise(bounds)]
     spans[lane.me] = (0, 0)  # its rows go from the payload to their places
     row_loops().take_rows(payload, tokens, spans, slots.private)
-    targets = []
+    targets = {}
     for member, (begin, end) in enumerate(spans):
         if member == lane.me:
             continue
         if lane.reach(member) is not None:
-            targets.append((member, 0, 0, 0))
+            targets[member] = lane.arrival(member)
             continue
         length, width = shape.record_bytes(bounds[member + 1] - bounds[member]), shape.row_bytes
         here, there = memory.staged_slot_row(member) * width, shape.slot_row(step.turn, lane.me) * width
-        targets.append((member, here - length, there - length, length + (end - begin) * width))
+        targets[member] = lane.staged(member, here - length, there - length, length + (end - begin) * width)
     await lane.post("records", ArrivalKind.RECORD, step.turn, targets, shield=False)
     return step
 
@@ -158,7 +161,7 @@ async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) 
             if member != lane.me:
                 segment, first = mine.segment(member, number), int(step.offsets[member]) + shape.private
                 spans.append((first + segment.begin, first + segment.end))
-                sources.append(lane.memory.incoming.rows[shape.area_row(step.turn) + segment.at :])
+                sources.append(lane.memory.incoming.rest[step.turn][segment.at :])
         _place(groups, spans, sources, [None] * len(spans), out)
         if number + 1 < mine.passes:
             with anyio.CancelScope(shield=True):
@@ -168,40 +171,19 @@ async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) 
 
 
 async def _post_rest(lane: Lane, step: LaneStep, outgoing: list[tuple[int, Segment]]) -> None:
-    """Post our part of one pass; as many transfers as the staging area makes necessary, mostly one.
-
-    Cancellation: each wait is shielded, a scope around all of them would cost more than the rest of this.
-    """
-    shape, memory, bounds = lane.shape, lane.memory, step.route.offsets.tolist()
-    targets: list[tuple[int, int, int, int]] = []
-    spans: list[Span] = []
-    places: list[Bytes] = []
-
-    async def post() -> None:
-        row_loops().take_rows(step.payload, step.route.tokens, spans, places)
-        await lane.post("rest", ArrivalKind.REST, step.turn, targets, shield=True)
-
-    used = shape.area_rows  # so that the first row settles what was posted before
-    for member, segment in outgoing:
-        if member == lane.me:
-            continue
-        first = bounds[member] + shape.private
-        there = shape.area_row(step.turn) + segment.at
-        if (reached := lane.reach(member)) is not None:
-            spans.append((first + segment.begin, first + segment.end))
-            places.append(reached.rows[there:])
-            targets.append((member, 0, 0, 0))
-            continue
-        if used + segment.rows > shape.area_rows:
-            await post()
-            await lane.settle("rest")
-            targets, spans, places, used = [], [], [], 0
-        at, width = memory.staged_area_row + used, shape.row_bytes
-        spans.append((first + segment.begin, first + segment.end))
-        places.append(memory.staged[at:])
-        targets.append((member, at * width, there * width, segment.rows * width))
-        used += segment.rows
-    await post()
+    """Post our part of one pass; cancellation: as `post_rest`."""
+    bounds = step.route.offsets.tolist()
+    firsts = [bounds[member] + lane.shape.private for member, _ in outgoing]
+    await post_rest(
+        lane,
+        step.turn,
+        [
+            PassRows(member, (first + segment.begin, first + segment.end), segment.at)
+            for first, (member, segment) in zip(firsts, outgoing, strict=True)
+            if member != lane.me
+        ],
+        partial(row_loops().take_rows, step.payload, step.route.tokens),
+    )
 
 
 def _what(step: LaneStep, what: str) -> str:

@@ -25,7 +25,7 @@ from asyncfabric.errors import FabricError, StaleKeyError
 from asyncfabric.moe.faults import missing
 from asyncfabric.moe.host.arrivals import ArrivalKind, RankArrivals
 from asyncfabric.moe.host.buffers import LaneShape
-from asyncfabric.moe.host.memory import LaneMemory, LaneSlots, ReceivingMemory
+from asyncfabric.moe.host.memory import LaneMemory, LaneSlots, ReceivingMemory, Slot
 from asyncfabric.moe.host.passes import PassPlan, Segment, rows_before
 from asyncfabric.moe.host.record import Bytes, Rows
 from asyncfabric.moe.host.routing import Ints, Route
@@ -117,7 +117,7 @@ class Lane:
         for member, key in self._keys.items():
             if (memory := self.fabric.mapped_memory(key)) is not None:
                 self._reached[member] = ReceivingMemory(self.shape, memory)
-                self._slots.clear()
+        self._slots.clear()
 
     def reach(self, member: int) -> ReceivingMemory | None:
         """Return the receiving memory of a member that this process stores to itself, its own too; else None."""
@@ -127,16 +127,28 @@ class Lane:
         """Return where records and private rows for all members are put: in their memory, or in the staging memory."""
         found = self._slots.get(turn)
         if found is None:
-            found = self._slots[turn] = LaneSlots([], [])
-            for member in range(self.shape.members):
-                reached = self.reach(member)
-                if reached is not None:
-                    front, private = reached.front(turn, self.me), reached.private(turn, self.me)
-                else:
-                    front, private = self.memory.staged_front(member), self.memory.staged_private(member)
-                found.fronts.append(front)
-                found.private.append(private)
+            found = self._slots[turn] = LaneSlots.of(self._slot(turn, member) for member in range(self.shape.members))
         return found
+
+    def arrival(self, member: int) -> ScatterTarget:
+        """Return a write without bytes: for members that this process stores to itself, or that get nothing."""
+        return ScatterTarget(self._keys[member], 0, 0, 0)
+
+    def staged(self, member: int, begin: int, at: int, length: int) -> ScatterTarget:
+        """Return a write of so many bytes of the staging region to byte `at` of the region of a member."""
+        return ScatterTarget(self._keys[member], begin, at, length)
+
+    def take_ended(self, what: str) -> bool:
+        """Forget what was posted as `what` and has ended; return whether nothing is left; raises as `settle`."""
+        pending = self._posted.get(what)
+        if not pending:
+            return True
+        ended = [transfer.done for transfer, _ in pending]
+        self._posted[what] = left = [one for one, over in zip(pending, ended, strict=True) if not over]
+        for (transfer, members), over in zip(pending, ended, strict=True):
+            if over:
+                self._result(transfer, members)
+        return not left
 
     async def settle(self, what: str) -> None:
         """Return when nothing that was posted as `what` reads the staging memory any more.
@@ -147,11 +159,9 @@ class Lane:
 
         Cancellation: shielded; the fabric bounds it by its drain and peer deadlines. What is posted must arrive whole.
         """
-        pending = self._posted.pop(what, ())
-        if all(transfer.done for transfer, _ in pending):
-            for transfer, members in pending:
-                self._result(transfer, members)
+        if self.take_ended(what):
             return
+        pending = self._posted.pop(what)
         with anyio.CancelScope(shield=True):
             for transfer, _ in pending:
                 try:
@@ -174,7 +184,7 @@ class Lane:
         self.arrivals.close()
 
     async def post(
-        self, what: str, kind: ArrivalKind, turn: int, targets: Sequence[tuple[int, int, int, int]], *, shield: bool
+        self, what: str, kind: ArrivalKind, turn: int, targets: Mapping[int, ScatterTarget], *, shield: bool
     ) -> None:
         """Write to several members in one transfer, each write one arrival of `kind` there.
 
@@ -182,8 +192,7 @@ class Lane:
             what: under which name it is settled.
             kind: of message.
             turn: of the step.
-            targets: (member, offset in the staging region, offset in the receiver's region, length in bytes); the
-                length is 0 for members that this process stores to itself.
+            targets: the write to each member.
             shield: a wait until there is room is not cancelled.
 
         Raises:
@@ -193,9 +202,7 @@ class Lane:
         """
         if not targets:
             return
-        listed = [ScatterTarget(self._keys[member], begin, at, size) for member, begin, at, size in targets]
-        members = tuple(member for member, *_ in targets)
-        imm = self.arrivals.imm(kind, turn)
+        members, listed, imm = tuple(targets), list(targets.values()), self.arrivals.imm(kind, turn)
         while True:
             try:
                 transfer = self.fabric.scatter(self.memory.staging, listed, imm)
@@ -227,34 +234,41 @@ class Lane:
         """Return the passes of one receiver: of the `rest` that private slots do not hold, or of what goes `back`."""
         found = step.plans.get((which, receiver))
         if found is None:
-            flow = self._flow(step, which)
+            flow = self.flow(step, which)
             found = step.plans[which, receiver] = PassPlan(flow.counts[receiver], receiver, flow.room)
         return found
 
     def passes(self, step: LaneStep, which: str) -> int:
         """Return the most passes that any receiver has."""
-        return self._flow(step, which).passes
+        return self.flow(step, which).passes
 
     def outgoing(self, step: LaneStep, which: str, number: int) -> list[tuple[int, Segment]]:
         """Return what this member sends in a pass: (member, rows), for those that get any."""
-        flow, me = self._flow(step, which), self.me
+        flow, me = self.flow(step, which), self.me
         sent = [(member, counts) for member, counts in enumerate(flow.counts) if counts[me]]
         if flow.passes == 1:  # mostly: everything goes at once
             return [(member, Segment(0, counts[me], rows_before(counts, member, me))) for member, counts in sent]
         segments = [(member, self.plan(step, which, member).segment(me, number)) for member, _ in sent]
         return [(member, segment) for member, segment in segments if segment.rows]
 
-    def _flow(self, step: LaneStep, which: str) -> Flow:
+    def flow(self, step: LaneStep, which: str) -> Flow:
+        """Return what all members send one way in a step: the `rest`, or what goes `back`."""
         found = step.flows.get(which)
         if found is None:
             assert step.counts is not None
             if which == "back":
                 counts, room = step.counts, self.shape.back_rows
+            elif not self.shape.area_rows:  # private slots hold everything
+                counts, room = np.zeros_like(step.counts), 0
             else:
                 counts, room = np.maximum(step.counts.T - self.shape.private, 0), self.shape.area_rows
             listed: list[list[int]] = counts.tolist()
             found = step.flows[which] = Flow(listed, room, -(-max(map(sum, listed)) // max(1, room)))
         return found
+
+    def _slot(self, turn: int, member: int) -> Slot:
+        reached = self.reach(member)
+        return self.memory.staged_slot(member) if reached is None else reached.slot(turn, self.me)
 
     def _result(self, transfer: Transfer, members: Iterable[int]) -> None:
         try:

@@ -5,7 +5,7 @@ Runs on the event loop's thread. What lies where stands in LaneShape.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -17,37 +17,12 @@ from asyncfabric import Fabric, Region
 from asyncfabric.moe.host.buffers import LaneShape
 from asyncfabric.moe.host.record import Bytes
 
-
-class ReceivingMemory:
-    """Arrays over the receiving region of a member: the own one, or a peer's that this process has mapped.
-
-    Attributes:
-        rows: all rows before the areas for what comes back.
-        back: the area for what comes back, of each step in flight.
-    """
-
-    def __init__(self, shape: LaneShape, memory: memoryview) -> None:
-        """Look at `shape.receive_bytes` bytes."""
-        self._shape = shape
-        found = np.frombuffer(memory, dtype=np.uint8)
-        self.rows: Bytes = found[: shape.in_rows * shape.row_bytes].reshape(-1, shape.row_bytes)
-        starts = [shape.back_offset(turn) for turn in range(shape.in_flight)]
-        length = shape.back_rows * shape.back_row_bytes
-        self.back: list[Bytes] = [found[at : at + length].reshape(shape.back_rows, -1) for at in starts]
-
-    def front(self, turn: int, member: int) -> Bytes:
-        """Return the front of the slot that a member sends to."""
-        end = self._shape.slot_row(turn, member)
-        return self.rows[end - self._shape.front_rows : end].reshape(-1)
-
-    def private(self, turn: int, member: int) -> Bytes:
-        """Return the private rows of the slot that a member sends to."""
-        begin = self._shape.slot_row(turn, member)
-        return self.rows[begin : begin + self._shape.private]
+Slot = tuple[Bytes, Bytes]
+"""The front, which a record ends, and the private rows behind it."""
 
 
 class LaneSlots(NamedTuple):
-    """LaneSlots of all members, for one step in flight.
+    """The slots of all members, for one step in flight.
 
     Attributes:
         fronts: where their records end.
@@ -57,12 +32,46 @@ class LaneSlots(NamedTuple):
     fronts: list[Bytes]
     private: list[Bytes]
 
+    @classmethod
+    def of(cls, slots: Iterable[Slot]) -> LaneSlots:
+        """Return the slots of the members, in their order."""
+        fronts, private = zip(*slots, strict=True)
+        return cls(list(fronts), list(private))
+
+
+class ReceivingMemory:
+    """Arrays over the receiving region of a member: the own one, or a peer's that this process has mapped.
+
+    Attributes:
+        rest: the area for rows that private slots do not hold, of each step in flight.
+        back: the area for rows that come back, of each step in flight.
+    """
+
+    def __init__(self, shape: LaneShape, memory: memoryview) -> None:
+        """Look at `shape.receive_bytes` bytes."""
+        self._shape = shape
+        self._bytes: Bytes = np.frombuffer(memory, dtype=np.uint8)
+        self._rows = _rows_at(self._bytes, 0, shape.in_rows, shape.row_bytes)
+        turns = range(shape.in_flight)
+        self.rest: list[Bytes] = [
+            _rows_at(self._bytes, shape.rest_offset(turn), shape.area_rows, shape.row_bytes) for turn in turns
+        ]
+        self.back: list[Bytes] = [
+            _rows_at(self._bytes, shape.back_offset(turn), shape.back_rows, shape.back_row_bytes) for turn in turns
+        ]
+
+    def slot(self, turn: int, member: int) -> Slot:
+        """Return the slot that a member sends to."""
+        return _slot(self._shape, self._rows, self._shape.slot_row(turn, member))
+
 
 class LaneMemory:
     """Receiving and staging memory of one member.
 
     Attributes:
         arriving: the slots that the members send to, of each step in flight.
+        staged_rest, staged_back: staging memory for the rows of one pass.
+        staged_rest_offset, staged_back_offset: where they begin in the staging region.
     """
 
     def __init__(self, shape: LaneShape, back_dtype: torch.dtype, receive: Region, staging: Region) -> None:
@@ -71,40 +80,34 @@ class LaneMemory:
         self.receive: Region = receive
         self.staging: Region = staging
         self.incoming: ReceivingMemory = ReceivingMemory(shape, receive.memory)
+        members = range(shape.members)
         self.arriving: list[LaneSlots] = [
-            LaneSlots(
-                [self.incoming.front(turn, member) for member in range(shape.members)],
-                [self.incoming.private(turn, member) for member in range(shape.members)],
-            )
-            for turn in range(shape.in_flight)
+            LaneSlots.of(self.incoming.slot(turn, member) for member in members) for turn in range(shape.in_flight)
         ]
-        width = shape.row_bytes
-        self._outgoing = np.frombuffer(staging.memory, dtype=np.uint8)
-        staged_rows = shape.members * shape.slot_rows + shape.area_rows
-        self.staged: Bytes = self._outgoing[: staged_rows * width].reshape(-1, width)
-        self.staged_back_offset: int = staged_rows * width
         self.back_dtype: torch.dtype = back_dtype
-        end = self.staged_back_offset + shape.back_rows * shape.back_row_bytes
-        self.staged_back: Bytes = self._outgoing[self.staged_back_offset : end].reshape(shape.back_rows, -1)
+        outgoing: Bytes = np.frombuffer(staging.memory, dtype=np.uint8)
+        self._slots = _rows_at(outgoing, 0, shape.members * shape.slot_rows, shape.row_bytes)
+        self.staged_rest_offset: int = shape.members * shape.slot_rows * shape.row_bytes
+        self.staged_rest: Bytes = _rows_at(outgoing, self.staged_rest_offset, shape.area_rows, shape.row_bytes)
+        self.staged_back_offset: int = self.staged_rest_offset + shape.area_rows * shape.row_bytes
+        self.staged_back: Bytes = _rows_at(outgoing, self.staged_back_offset, shape.back_rows, shape.back_row_bytes)
 
-    def staged_front(self, member: int) -> Bytes:
-        """Return the front of a member's slot in the staging region."""
-        end = self.staged_slot_row(member)
-        return self.staged[end - self.shape.front_rows : end].reshape(-1)
-
-    def staged_private(self, member: int) -> Bytes:
-        """Return the private rows of a member's slot in the staging region."""
-        begin = self.staged_slot_row(member)
-        return self.staged[begin : begin + self.shape.private]
+    def staged_slot(self, member: int) -> Slot:
+        """Return a member's slot in the staging region."""
+        return _slot(self.shape, self._slots, self.staged_slot_row(member))
 
     def staged_slot_row(self, member: int) -> int:
         """Return the staging row at which the private rows for a member begin."""
         return member * self.shape.slot_rows + self.shape.front_rows
 
-    @property
-    def staged_area_row(self) -> int:
-        """The staging row at which the rows of a pass begin."""
-        return self.shape.members * self.shape.slot_rows
+
+def _rows_at(memory: Bytes, offset: int, rows: int, width: int) -> Bytes:
+    return memory[offset : offset + rows * width].reshape(rows, width)
+
+
+def _slot(shape: LaneShape, rows: Bytes, first: int) -> Slot:
+    """Return the slot whose private rows begin at row `first`."""
+    return rows[first - shape.front_rows : first].reshape(-1), rows[first : first + shape.private]
 
 
 @asynccontextmanager

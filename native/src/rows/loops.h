@@ -51,10 +51,10 @@ struct Widest : Single<kKind> {};
 template <>
 struct Widest<RowKind::kBfloat16> : Double {};
 
-// kBlock pieces of sums stay in registers while the sources go by: each source is read once, the target written once.
-constexpr size_t kAheadBytes =
-    1024;  // of each source: rows lie apart, and processors see little of what comes next in several at once
+// So much of each source is asked for ahead: rows lie apart, and processors see little of what comes next in several.
+constexpr size_t kAheadBytes = 1024;
 
+// kBlock pieces of sums stay in registers while the sources go by: each source is read once, the target written once.
 template <class Piece, size_t kBlock>
 [[gnu::always_inline]] inline void add_block(Floats (&sums)[kBlock * Piece::kVectors], const uint8_t* const* sources,
                                              const float* weights, size_t count, size_t offset) {

@@ -277,7 +277,7 @@ def test_parts_of_the_regions_do_not_overlap(shape: LaneShape) -> None:
         for member in range(shape.members):
             slot = shape.slot_row(turn, member)
             claim((slot - shape.front_rows) * width, (shape.front_rows + shape.private) * width)
-        claim(shape.area_row(turn) * width, shape.area_rows * width)
+        claim(shape.rest_offset(turn), shape.area_rows * width)
         claim(shape.back_offset(turn), shape.back_rows * shape.back_row_bytes)
     assert owner.all()
     assert shape.record_bytes(shape.max_tokens) <= shape.front_rows * width

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -103,6 +104,22 @@ def test_writes_immediates_and_bytes_are_those_of_the_protocol(
             assert (traffic.combine_writes, traffic.signals) == (others, 0)
         else:
             assert traffic.signals > 0
+
+    check(config, body, rail)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("private", [3, 24])
+@pytest.mark.parametrize("rail", ["local", MAPPED], ids=["written", "stored"])
+def test_steps_that_are_over_leave_no_transfers_behind(rail: str, private: int) -> None:
+    config = MoeConfig(**SMALL, private_tokens=private)
+
+    async def body(moe: MoeExchange, fabric: af.Fabric) -> None:
+        for seed in range(30):
+            await right_step(moe, seed)
+        gc.collect()
+        kept = [each for each in gc.get_objects() if isinstance(each, af.Transfer)]
+        assert len(kept) <= 5 * config.ranks**2, "those of the last step"
 
     check(config, body, rail)
 

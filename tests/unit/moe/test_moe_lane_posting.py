@@ -9,7 +9,7 @@ import anyio
 import numpy as np
 import pytest
 
-from asyncfabric import BusyError
+from asyncfabric import BusyError, ScatterTarget
 from asyncfabric.moe.host.arrivals import ArrivalKind
 from asyncfabric.moe.host.lane import Lane, LaneStep
 from asyncfabric.moe.host.passes import PassPlan
@@ -48,7 +48,7 @@ async def test_what_is_shielded_is_posted_though_its_task_is_cancelled() -> None
     fabric = FullFabric(3)
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await lane_on(fabric).post("back", ArrivalKind.BACK, 0, [(1, 0, 0, 0)], shield=True)
+        await lane_on(fabric).post("back", ArrivalKind.BACK, 0, {1: ScatterTarget("key 1", 0, 0, 0)}, shield=True)
     assert fabric.scattered == [[("key 1", 0, 0, 0)]]
 
 
@@ -56,7 +56,7 @@ async def test_what_is_not_shielded_is_given_up() -> None:
     fabric = FullFabric(1)
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await lane_on(fabric).post("records", ArrivalKind.RECORD, 0, [(1, 0, 0, 0)], shield=False)
+        await lane_on(fabric).post("records", ArrivalKind.RECORD, 0, {1: ScatterTarget("key 1", 0, 0, 0)}, shield=False)
     assert scope.cancelled_caught and fabric.scattered == []
 
 
