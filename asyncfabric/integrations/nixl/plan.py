@@ -45,6 +45,11 @@ class Step(NamedTuple):
         """What it adds to the counter of an imm."""
         return 1
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its own end is memory of a GPU."""
+        return self.part.region.device != "cpu"
+
     def submit(self, fabric: blocking.Fabric, imm: int | None = None) -> blocking.Transfer:
         """Submit it, a write with an imm if there is one; raises as the calls of the fabric do."""
         if self.writes:
@@ -71,6 +76,11 @@ class PageStep(NamedTuple):
     def worth(self) -> int:
         """What it adds to the counter of an imm."""
         return len(self.local)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its own end is memory of a GPU."""
+        return self.region.device != "cpu"
 
     def submit(self, fabric: blocking.Fabric, imm: int | None = None) -> blocking.Transfer:
         """Submit it, a write with an imm if there is one; raises as the calls of the fabric do."""

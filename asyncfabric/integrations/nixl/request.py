@@ -152,6 +152,8 @@ class Request:
                         self._wait_for_room()
                     except (FabricError, TypeError, ValueError) as error:
                         self._fail(translated(error, self.what))
+            if slot is not None and transfers and self._steps[-1].on_gpu:
+                _ = transfers[-1].done  # a look launches the GPU's copy, which then runs while the note is made
             self._note_due = bool(self._note)
             self._state = _ACTIVE
             self._posted_ns = monotonic_ns()
