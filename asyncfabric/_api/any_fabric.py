@@ -60,8 +60,8 @@ class AnyFabric(PageOps[TransferT]):
 
         As `ucp_rkey_ptr` of UCX and `nvshmem_ptr` of NVSHMEM: over shared memory of one host a store is the write. None
         where a rail reaches the memory in another way, where the key permits no writing or is strict, for memory that
-        its owner registered instead of allocating it, and until the first transfer with this key has ended: it shows
-        the key to its owner.
+        its owner registered instead of allocating it, until the first transfer with this key has ended, which shows
+        the key to its owner, and for a key that its owner has revoked since it was first used here.
 
         What is stored there is visible to whoever sees the immediate of a transfer that is submitted afterwards. The
         view stays usable when the peer is lost or has released the memory: nobody sees what is stored then. **Neither
@@ -70,7 +70,7 @@ class AnyFabric(PageOps[TransferT]):
 
         Raises:
             ValueError: the bytes of the key are damaged.
-            StaleKeyError: the key is known to be dead.
+            StaleKeyError: the key is known to be dead at its first use.
             ClosedError: the fabric is closed.
         """
         engine = self._dispatcher.engine
