@@ -89,6 +89,7 @@ class Node:
         """End an actor or a supervisor that was started by this node's `spawn` or `supervise`, for good.
 
         Raises:
+            TypeError: no name; of a reference it is `reference.name`.
             ValueError: called from inside of it.
 
         Cancellation: shielded until it has ended.

@@ -93,10 +93,13 @@ class Supervisor:
         """End a child for good and return when nothing of it runs. `name` is as it was spawned; unknown is no error.
 
         Raises:
+            TypeError: no name; of a reference it is `reference.name`.
             ValueError: called from inside of it, so it would wait for itself.
 
         Cancellation: shielded until the child has ended.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"stop() takes the name that a child was spawned under, got {type(name).__name__} {name!r}")
         child = self._children.get(f"{self._name}/{name}" if self._name else name)
         await trio.lowlevel.checkpoint()
         if child is None:

@@ -119,6 +119,8 @@ async def test_a_supervisor_is_restarted_with_all_its_children() -> None:
         log.clear()
         supervisor = node.supervisor
         assert supervisor.children == ("s",)
+        with pytest.raises(TypeError, match=r"takes the name .* got Reference"):
+            await node.stop(a)  # type: ignore[arg-type]
         await node.stop("s")
         assert log == ["-c", "-b", "-a"]
         assert node.actors == ()
