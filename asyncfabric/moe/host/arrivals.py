@@ -65,11 +65,9 @@ class RankArrivals:
             counter.close()
 
     def absent(self, kind: ArrivalKind, turn: int, members: Iterable[int]) -> list[int]:
-        """Return those of whom the next message is not there."""
+        """Return those of these members, this one not among them, whose next message is not there."""
         return [
-            member
-            for member in members
-            if member != self._me and self._counters[kind, turn, member].value <= self._seen[kind, turn, member]
+            member for member in members if self._counters[kind, turn, member].value <= self._seen[kind, turn, member]
         ]
 
     async def wait(self, kind: ArrivalKind, turn: int, members: Sequence[int], what: str, names: Sequence[int]) -> None:

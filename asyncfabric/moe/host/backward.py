@@ -65,6 +65,7 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
                 with anyio.CancelScope(shield=True):
                     await lane.send_empty(ArrivalKind.BACK_TAKEN, step.turn, mine.senders(number + 1))
         step.back_taken += 1
+    lane.take_ended("back")  # whoever has gone on without this rank refused what went back
     return _sums(lane, step)
 
 
@@ -81,17 +82,10 @@ def _sums(lane: Lane, step: LaneStep) -> torch.Tensor:
 
 def _parts(lane: Lane, step: LaneStep, number: int) -> Ints:
     """Return where the rows of each member lie in one pass, in the order of the circle: that of the sum."""
-    flow, offsets = lane.flow(step, "back"), step.route.offsets.tolist()
+    plan, offsets = lane.plan(step, "back", lane.me), step.route.offsets.tolist()
     found: list[int] = []
-    if flow.passes <= 1:  # mostly: all rows are there, in that order
-        at = 0
-        for member in circle(lane.me, lane.shape.members):
-            begin, end = offsets[member], offsets[member + 1]
-            found += (begin, end, at)
-            at += end - begin
-    else:
-        plan = lane.plan(step, "back", lane.me)
-        for member in plan.senders(number) if number < plan.passes else ():
+    if number < plan.passes:
+        for member in plan.senders(number):
             segment = plan.segment(member, number)
             found += (offsets[member] + segment.begin, offsets[member] + segment.end, segment.at)
     return np.array(found, dtype=np.int64).reshape(-1, 3)

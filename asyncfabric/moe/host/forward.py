@@ -44,7 +44,6 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owner:
     """
     await lane.settle("reported")
     await lane.settle("records")
-    lane.take_ended("back")  # whoever has gone on without this rank refused what went back
     if number == 1:
         lane.find_mapped()
     shape, memory = lane.shape, lane.memory

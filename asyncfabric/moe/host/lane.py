@@ -138,17 +138,15 @@ class Lane:
         """Return a write of so many bytes of the staging region to byte `at` of the region of a member."""
         return ScatterTarget(self._keys[member], begin, at, length)
 
-    def take_ended(self, what: str) -> bool:
-        """Forget what was posted as `what` and has ended; return whether nothing is left; raises as `settle`."""
-        pending = self._posted.get(what)
-        if not pending:
-            return True
-        ended = [transfer.done for transfer, _ in pending]
-        self._posted[what] = left = [one for one, over in zip(pending, ended, strict=True) if not over]
-        for (transfer, members), over in zip(pending, ended, strict=True):
-            if over:
-                self._result(transfer, members)
-        return not left
+    def take_ended(self, what: str) -> None:
+        """Forget what was posted as `what` and has ended; raises as `settle`."""
+        left: list[_Posted] = []
+        over: list[_Posted] = []
+        for one in self._posted.get(what, ()):
+            (over if one[0].done else left).append(one)
+        self._posted[what] = left
+        for transfer, members in over:
+            self._result(transfer, members)
 
     async def settle(self, what: str) -> None:
         """Return when nothing that was posted as `what` reads the staging memory any more.
@@ -159,17 +157,15 @@ class Lane:
 
         Cancellation: shielded; the fabric bounds it by its drain and peer deadlines. What is posted must arrive whole.
         """
-        if self.take_ended(what):
-            return
-        pending = self._posted.pop(what)
-        with anyio.CancelScope(shield=True):
-            for transfer, _ in pending:
-                try:
-                    await transfer
-                except FabricError:
-                    pass  # reported below, when all have ended
-        for transfer, members in pending:
-            self._result(transfer, members)
+        pending = [transfer for transfer, _ in self._posted.get(what, ()) if not transfer.done]
+        if pending:
+            with anyio.CancelScope(shield=True):
+                for transfer in pending:
+                    try:
+                        await transfer
+                    except FabricError:
+                        pass  # reported below, when all have ended
+        self.take_ended(what)
 
     async def close(self) -> None:
         """Drain what is posted, whatever became of it, and close the counters.
@@ -234,32 +230,29 @@ class Lane:
         """Return the passes of one receiver: of the `rest` that private slots do not hold, or of what goes `back`."""
         found = step.plans.get((which, receiver))
         if found is None:
-            flow = self.flow(step, which)
+            flow = self._flow(step, which)
             found = step.plans[which, receiver] = PassPlan(flow.counts[receiver], receiver, flow.room)
         return found
 
     def passes(self, step: LaneStep, which: str) -> int:
         """Return the most passes that any receiver has."""
-        return self.flow(step, which).passes
+        return self._flow(step, which).passes
 
     def outgoing(self, step: LaneStep, which: str, number: int) -> list[tuple[int, Segment]]:
         """Return what this member sends in a pass: (member, rows), for those that get any."""
-        flow, me = self.flow(step, which), self.me
+        flow, me = self._flow(step, which), self.me
         sent = [(member, counts) for member, counts in enumerate(flow.counts) if counts[me]]
         if flow.passes == 1:  # mostly: everything goes at once
             return [(member, Segment(0, counts[me], rows_before(counts, member, me))) for member, counts in sent]
         segments = [(member, self.plan(step, which, member).segment(me, number)) for member, _ in sent]
         return [(member, segment) for member, segment in segments if segment.rows]
 
-    def flow(self, step: LaneStep, which: str) -> Flow:
-        """Return what all members send one way in a step: the `rest`, or what goes `back`."""
+    def _flow(self, step: LaneStep, which: str) -> Flow:
         found = step.flows.get(which)
         if found is None:
             assert step.counts is not None
             if which == "back":
                 counts, room = step.counts, self.shape.back_rows
-            elif not self.shape.area_rows:  # private slots hold everything
-                counts, room = np.zeros_like(step.counts), 0
             else:
                 counts, room = np.maximum(step.counts.T - self.shape.private, 0), self.shape.area_rows
             listed: list[list[int]] = counts.tolist()

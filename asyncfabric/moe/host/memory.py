@@ -50,14 +50,14 @@ class ReceivingMemory:
     def __init__(self, shape: LaneShape, memory: memoryview) -> None:
         """Look at `shape.receive_bytes` bytes."""
         self._shape = shape
-        self._bytes: Bytes = np.frombuffer(memory, dtype=np.uint8)
-        self._rows = _rows_at(self._bytes, 0, shape.in_rows, shape.row_bytes)
+        found: Bytes = np.frombuffer(memory, dtype=np.uint8)
+        self._rows = _rows_at(found, 0, shape.in_rows, shape.row_bytes)
         turns = range(shape.in_flight)
         self.rest: list[Bytes] = [
-            _rows_at(self._bytes, shape.rest_offset(turn), shape.area_rows, shape.row_bytes) for turn in turns
+            _rows_at(found, shape.rest_offset(turn), shape.area_rows, shape.row_bytes) for turn in turns
         ]
         self.back: list[Bytes] = [
-            _rows_at(self._bytes, shape.back_offset(turn), shape.back_rows, shape.back_row_bytes) for turn in turns
+            _rows_at(found, shape.back_offset(turn), shape.back_rows, shape.back_row_bytes) for turn in turns
         ]
 
     def slot(self, turn: int, member: int) -> Slot:

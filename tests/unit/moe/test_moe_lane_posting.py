@@ -9,7 +9,7 @@ import anyio
 import numpy as np
 import pytest
 
-from asyncfabric import BusyError, ScatterTarget
+from asyncfabric import BusyError, ScatterTarget, TransferError
 from asyncfabric.moe.host.arrivals import ArrivalKind
 from asyncfabric.moe.host.lane import Lane, LaneStep
 from asyncfabric.moe.host.passes import PassPlan
@@ -58,6 +58,30 @@ async def test_what_is_not_shielded_is_given_up() -> None:
         scope.cancel()
         await lane_on(fabric).post("records", ArrivalKind.RECORD, 0, {1: ScatterTarget("key 1", 0, 0, 0)}, shield=False)
     assert scope.cancelled_caught and fabric.scattered == []
+
+
+class PostedTransfer:
+    """Has failed, or ends well when it is awaited."""
+
+    def __init__(self, *, failed: bool) -> None:
+        self.failed = self.done = failed
+
+    def __await__(self) -> Any:
+        yield from anyio.lowlevel.checkpoint().__await__()
+        self.done = True
+
+    def result(self) -> None:
+        if self.failed:
+            raise TransferError("refused")
+
+
+async def test_a_failure_is_reported_when_nothing_reads_the_staging_memory_any_more() -> None:
+    lane, failed, slow = lane_on(None), PostedTransfer(failed=True), PostedTransfer(failed=False)
+    lane._posted["back"] = [(failed, (1,)), (slow, (1,))]  # type: ignore[list-item]
+    with pytest.raises(TransferError, match="refused"):
+        await lane.settle("back")
+    assert slow.done
+    await lane.settle("back")  # reported once
 
 
 @pytest.mark.parametrize("which", ["back", "rest"])
