@@ -65,7 +65,6 @@ async def receive_back(lane: Lane, step: LaneStep, fill: Fill) -> torch.Tensor:
                 with anyio.CancelScope(shield=True):
                     await lane.send_empty(ArrivalKind.BACK_TAKEN, step.turn, mine.senders(number + 1))
         step.back_taken += 1
-    lane.take_ended("back")  # whoever has gone on without this rank refused what went back
     return _sums(lane, step)
 
 

@@ -67,8 +67,8 @@ async def _post(
         fill(spans, places)
         await lane.post(what, kind, turn, targets, shield=True)
 
-    await lane.settle(what)  # what was posted before reads the staging memory no more
-    used = 0
+    lane.take_ended(what)
+    used = len(staging.rows)  # so that the first row to be staged settles what was posted before
     for member, span, at in outgoing:
         count = span[1] - span[0]
         reached = lane.reach(member)
@@ -79,13 +79,15 @@ async def _post(
             if member != lane.me:
                 targets[member] = lane.arrival(member)
             continue
+        if not count:
+            targets[member] = lane.arrival(member)
+            continue
         if used + count > len(staging.rows):
             await post()
             await lane.settle(what)
             targets, spans, places, used = {}, [], [], 0
-        if count:
-            spans.append(span)
-            places.append(staging.rows[used:])
+        spans.append(span)
+        places.append(staging.rows[used:])
         begin, there = staging.begin + used * staging.width, staging.there + at * staging.width
         targets[member] = lane.staged(member, begin, there, count * staging.width)
         used += count
