@@ -26,6 +26,9 @@ from asyncfabric_services.router.gate import HttpGate
 
 FINISH_SHARE = 0.8  # of the drain deadline is for answers, the rest for goodbyes
 BACKLOG = 1024
+KEPT_SECONDS = 75.0
+"""A connection without a request is kept for so long where there is room: longer than clients keep theirs (httpx 5 s,
+load balancers 60 s), since a request that meets the end of its connection is lost."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +88,7 @@ async def serve_until(
     gate = HttpGate(app, (*doorway.names, doorway.host), doorway.keys)
     config = Config()
     config.ssl_handshake_timeout = doorway.stall_seconds
+    config.keep_alive_timeout = KEPT_SECONDS
     config.graceful_timeout = doorway.drain_seconds * (1 - FINISH_SHARE) / 2
     config.accesslog = None
     config.errorlog = logging.getLogger("asyncfabric_services.http")

@@ -12,13 +12,13 @@ import trio.testing
 
 pytest.importorskip("hypercorn", reason="the router needs hypercorn")
 
-from hypercorn.config import Config
 from scripted_backend import ANSWER, open_site, receive_all, receive_until
 
 from asyncfabric_services.router import connections
+from asyncfabric_services.router.server import KEPT_SECONDS
 
 pytestmark = [pytest.mark.trio, pytest.mark.slow]
-KEPT_SECONDS = Config.keep_alive_timeout  # of a silent connection, where there is room
+CLIENTS_SECONDS = 5.0  # that httpx, and so the client of openai, keeps a connection without a request
 ASK = {"model": "tiny", "prompt": "x", "max_tokens": 9}
 WEBSOCKET = (
     b"GET /health HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
@@ -118,6 +118,16 @@ async def test_a_connection_of_another_version_ends_although_nothing_is_asked(re
     async with open_site() as site, await site.connect() as stream:
         await stream.send_all(HTTP_2 + rest)
         await receive_all(stream)
+
+
+async def test_a_connection_is_kept_for_longer_than_clients_keep_theirs() -> None:
+    """Where both ends give it up at the same time, a request now and then meets its end."""
+    request = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with open_site() as site, await site.connect() as stream:
+        for pause in (CLIENTS_SECONDS + 0.5, 0):
+            await stream.send_all(request)
+            assert b" 200 " in await receive_until(stream, b"}")
+            await trio.sleep(pause)
 
 
 async def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
