@@ -195,6 +195,10 @@ class DataOps(Generic[TransferT]):
         transfer = self._transfer_type(self._dispatcher, "send", peer, len(data))
         return self._submit(transfer, self._dispatcher.engine.submit_send, self._own(peer, "send"), data)
 
+    def _post(self, messages: AnyTransfer, peer: Peer, payload: bytes) -> None:
+        """Send a message as `send` does, without a transfer of its own: `messages` gets the completions of many."""
+        self._submit(messages, self._dispatcher.engine.submit_send, self._own(peer, "send"), payload)
+
     def _submit(self, transfer: SubmittedT, submit: Callable[..., int], *arguments: Any) -> SubmittedT:
         dispatcher = self._dispatcher
         if dispatcher.closing:

@@ -60,15 +60,15 @@ class NoteExchange:
         self.refused: int = 0  # messages that no agent has made, or for slots that their sender has not
         self._title, self._name = title, title.decode()
         self._fabric = fabric
+        self._dispatcher = fabric._dispatcher
         self._wait_for_room = wait_for_room
         self._messages = fabric.messages()
         self._numbers = count()
         self._collecting = Lock()
         self._look_at_senders = 0.0  # when to look which are lost
         self._outbox: deque[tuple[Peer, bytes]] = deque()
-        self._lock = Lock()  # guards the two below
+        self._lock = Lock()  # guards the slots
         self._slots: dict[int, NoteSlots] = {}  # granted to this agent, by the number of the target's peer
-        self._sent: deque[tuple[str, blocking.Transfer]] = deque()
 
     def send(self, remote: RemoteAgent, note: bytes) -> None:
         """Submit a note that is for its reader at once.
@@ -78,10 +78,8 @@ class NoteExchange:
             nixlBackendError: too many transfers are in flight, and for the drain deadline none has ended.
         """
         for message in messages_of(self._title, next(self._numbers), note):
-            transfer = self._submit(remote, message, note)
-            # A look lets it leave now whatever the caller does next; most have ended with that.
-            if not (transfer.done and went_well(transfer)) or self._sent:
-                self._see_off(remote, transfer)
+            self._submit(remote, message, note)
+        self._dispatcher.look()  # so that they leave now, whatever the caller does next
 
     def slots_for(self, remote: RemoteAgent, note: bytes) -> NoteSlots | None:
         """Return the slots of a target by which this note may leave early; None if it may not."""
@@ -104,14 +102,13 @@ class NoteExchange:
 
         It leaves with the bytes, by the next look at any transfer.
         """
-        number, peer = next(self._numbers), slot.owner.peer
+        message = early_message(self._title, next(self._numbers), note, slot.number, slot.count)
         try:
-            transfer = self._fabric.send(peer, early_message(self._title, number, note, slot.number, slot.count))
+            self._fabric._post(remote.notes, slot.owner.peer, message)
         except FabricError as error:
             if isinstance(error, PeerError):
                 remote.disconnected()
             return False
-        self._see_off(remote, transfer)
         return True
 
     def end(self, slot: NoteSlot, well: bool) -> None:
@@ -220,11 +217,11 @@ class NoteExchange:
             logger.debug("no counter for early notes: %s", error)
             return None
 
-    def _submit(self, remote: RemoteAgent, message: bytes, note: bytes) -> blocking.Transfer:
+    def _submit(self, remote: RemoteAgent, message: bytes, note: bytes) -> None:
         again = False
         while True:
             try:
-                return self._fabric.send(remote.peer(), message)
+                return self._fabric._post(remote.notes, remote.peer(), message)
             except BusyError:
                 self._wait_for_room(_note_text(remote, note))
             except PeerError as error:
@@ -234,21 +231,6 @@ class NoteExchange:
                 again = True  # the connection may have been lost and the agent be there
             except FabricError as error:
                 raise translated(error, _note_text(remote, note)) from error
-
-    def _see_off(self, remote: RemoteAgent, transfer: blocking.Transfer) -> None:
-        """Keep a note until it has ended, and report those that have and did not arrive."""
-        with self._lock:
-            self._sent.append((remote.name, transfer))
-            while self._sent and self._sent[0][1].ended:
-                target, ended = self._sent.popleft()
-                if went_well(ended):
-                    continue
-                try:
-                    ended.result()
-                except ClosedError:
-                    pass  # the agent is closed
-                except FabricError as error:
-                    logger.warning("a note to agent %r did not arrive: %s", target, error)
 
 
 def _note_text(remote: RemoteAgent, note: bytes) -> str:

@@ -14,6 +14,7 @@ from asyncfabric.integrations.nixl.errors import translated
 from asyncfabric.integrations.nixl.metadata import Metadata
 from asyncfabric.integrations.nixl.note_slots import NoteSlots
 from asyncfabric.integrations.nixl.ranges import Place, RangeTable
+from asyncfabric.integrations.nixl.sent_notes import SentNotes
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ class RemoteAgent:
         self.address: FabricAddress = address
         self.removed: bool = False
         self.slots: NoteSlots | None = None  # asked for by the first noted WRITE over a connection
+        self.notes: SentNotes = SentNotes(fabric, known.name)
         self._fabric = fabric
         self._lock = Lock()
         self._peer: Peer | None = None

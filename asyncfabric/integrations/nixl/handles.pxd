@@ -1,0 +1,3 @@
+cdef class nixl_xfer_handle:
+    cdef readonly object _core, _request
+    cdef public bint _released
