@@ -51,7 +51,8 @@ COMPILED_PYTHON = [
     "asyncfabric.integrations.nixl.request",
 ]
 """Their interpretation was a third of the time of a small noted transfer. Python imports what is compiled, beside
-the sources, which stay for readers and tracebacks: after an edit, build again."""
+the sources, which stay for readers and tracebacks: after an edit, build again. A .pxd beside a module gives its classes
+C types: attributes are then fields of a struct, which halves what is left."""
 
 
 def tool(name: str) -> str:

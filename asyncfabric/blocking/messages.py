@@ -48,6 +48,14 @@ class MessageStream:
 
     def take_nowait(self) -> list[Message]:
         """Return the messages that are here now, in no order, perhaps none; a look brings on what is under way."""
+        received = self._take()
+        if not received:
+            return []  # programs that poll mostly see this: no lock was taken for it
+        with self._dispatcher.lock:
+            return self._stream._named(received)
+
+    def _take(self) -> list[tuple[int, bytes]]:
+        """Return what take_nowait() does, with the numbers of the peers instead of their names."""
         dispatcher = self._dispatcher
         if dispatcher.closed:
             return []
@@ -55,15 +63,11 @@ class MessageStream:
             received = dispatcher.engine.take_messages(ALL, True)
         except EngineStatusError:
             return []  # closed by another thread
-        if not received:
-            return []  # programs that poll mostly see this: no lock was taken for it
-        with dispatcher.lock:
+        if received:
             self._takes += 1
-            # The completion that announced them is left behind, but for those who look whether a transfer has ended:
-            # with something to drain they bring nothing on.
-            if dispatcher.parked or not self._takes & _DRAIN_EVERY:
-                dispatcher.drain()
-            return self._stream._named(received)
+            if not self._takes & _DRAIN_EVERY:
+                dispatcher.drain()  # the completions that announced them, which nobody else may take
+        return received
 
     def spin(self, deadline: float) -> list[Message]:
         """Return the messages that are here, at least one.

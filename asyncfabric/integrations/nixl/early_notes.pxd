@@ -1,5 +1,7 @@
+# early_notes.pxd: the C types of the notes that wait for Cython, which compiles early_notes.py.
+
 cdef class _Slot:
-    cdef public object peer, counter
+    cdef readonly object peer, counter
     cdef public list notes
 
 
@@ -10,3 +12,6 @@ cdef class EarlyNotes:
     cdef list _ended
     cdef readonly dict peers
     cdef readonly object dropped
+
+    cpdef bint take_in(self, peer, note) except -1
+    cpdef list ready(self)

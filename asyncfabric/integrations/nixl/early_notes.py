@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from asyncfabric.integrations.nixl.notes import Part
+from asyncfabric.integrations.nixl.notes import Part, number_of
 from asyncfabric.integrations.nixl.slot_messages import SlotEntry
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -113,6 +113,8 @@ class EarlyNotes:
 
     def ready(self) -> list[tuple[int, Part]]:
         """Take out the notes whose counts are reached, with their peers, in the order of their numbers."""
+        if not self._waiting and not self._ended:
+            return []
         found, self._ended = self._ended, []
         for number in tuple(self._waiting):
             slot = self._slots[number]
@@ -125,7 +127,7 @@ class EarlyNotes:
             if not notes:
                 self._waiting.discard(number)
         if len(found) > 1:
-            found.sort(key=lambda one: one[1].number)
+            found.sort(key=number_of)
         return found
 
     def forget(self, peer: int) -> None:

@@ -26,7 +26,7 @@ from asyncfabric.integrations.nixl.notes import EARLY_BYTES, NoteQueue, Part, ea
 from asyncfabric.integrations.nixl.slot_messages import Purpose, SlotEntry, SlotMessage
 
 if TYPE_CHECKING:
-    from asyncfabric import Message, Peer, blocking
+    from asyncfabric import Peer, blocking
     from asyncfabric.integrations.nixl.remotes import RemoteAgent
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class NoteExchange:
         """
         for message in messages_of(self._title, next(self._numbers), note):
             self._submit(remote, message, note)
-        self._dispatcher.look()  # so that they leave now, whatever the caller does next
+        self._dispatcher.assist()  # so that they leave now, whatever the caller does next
 
     def slots_for(self, remote: RemoteAgent, note: bytes) -> NoteSlots | None:
         """Return the slots of a target by which this note may leave early; None if it may not."""
@@ -121,6 +121,7 @@ class NoteExchange:
 
     def collect(self) -> bool:
         """Move what has come, and what is ready by now, into the queue; return whether anything was."""
+        self._dispatcher.drain()  # those who only send and take notes leave the completions to this
         with self._collecting:
             parts = self._look()
             if parts:
@@ -158,15 +159,14 @@ class NoteExchange:
         """Return the notes, and parts of notes, that are for the program now; one thread at a time."""
         early = self.early
         lost = self._lost() if early.peers else ()
-        received = self._messages.take_nowait()
+        received = self._messages._take()
         parts = self._sorted_out(received) if received else []
-        if early.waiting:
-            parts += early.ready()
+        parts += early.ready()
         for peer in lost:
             early.forget(peer)
         return parts
 
-    def _sorted_out(self, received: list[Message]) -> list[tuple[int, Part]]:
+    def _sorted_out(self, received: list[tuple[int, bytes]]) -> list[tuple[int, Part]]:
         parts: list[tuple[int, Part]] = []
         for peer, payload in received:
             part = read_message(payload)
@@ -177,25 +177,27 @@ class NoteExchange:
                 else:
                     self._answer(peer, about)
             elif not part.slot:
-                parts.append((peer.id, part))
-            elif not self.early.take_in(peer.id, part):
+                parts.append((peer, part))
+            elif not self.early.take_in(peer, part):
                 self.refused += 1
         return parts
 
-    def _answer(self, peer: Peer, about: SlotMessage) -> None:
+    def _answer(self, peer: int, about: SlotMessage) -> None:
         if about.purpose == Purpose.GRANT:
             with self._lock:
-                slots = self._slots.get(peer.id)
+                slots = self._slots.get(peer)
             if slots is not None:
                 slots.grant(about.slots)
             return
         if about.purpose == Purpose.ASK:
-            opened = self.early.grant(peer.id)
+            opened = self.early.grant(peer)
         else:
-            replaced = [self.early.withdraw(peer.id, number, ended) for number, ended in about.slots]
+            replaced = [self.early.withdraw(peer, number, ended) for number, ended in about.slots]
             opened = [entry for entry in replaced if entry is not None]
         if opened:
-            self._outbox.append((peer, slot_messages.pack(Purpose.GRANT, opened)))
+            with self._dispatcher.lock:
+                named = self._fabric._peers.by_id(peer)
+            self._outbox.append((named, slot_messages.pack(Purpose.GRANT, opened)))
 
     def _lost(self) -> list[int]:
         """Return the senders that are lost, if it is time to look; all that they sent is here by now."""

@@ -40,8 +40,8 @@ class NoteSlots:
     """The slots of one target, over one connection to it.
 
     Attributes:
-        at_once_bytes: WRITEs of up to so many bytes end within the call that submits them, as small ones over shared
-            memory do, as far as the latest have shown. Their notes need no slot.
+        at_once_bytes: WRITEs of host memory of up to so many bytes end within the call that submits them, as small ones
+            over shared memory do, as far as the latest have shown. Their notes need no slot.
     """
 
     def __init__(self, peer: Peer) -> None:

@@ -1,5 +1,8 @@
+# notes.pxd: the C types of the queue of notes for Cython, which compiles notes.py.
+
 cdef class NoteQueue:
-    cdef object _most_notes, _most_bytes, _lock
-    cdef readonly object _unfinished
-    cdef readonly object waiting
-    cdef object _bytes, _dropped
+    cdef object _most_notes, _most_bytes, _lock, _bytes, _dropped
+    cdef readonly object waiting, _unfinished
+
+    cpdef hand_over(self, list parts, into)
+    cdef list _whole(self, list parts)

@@ -56,11 +56,11 @@ def note_bytes(note: object) -> bytes:
     Raises:
         TypeError: neither bytes nor text.
     """
-    if isinstance(note, bytes):
+    if note.__class__ is bytes:
         return note
     if isinstance(note, str):
         return note.encode()
-    if isinstance(note, (bytearray, memoryview)):
+    if isinstance(note, (bytes, bytearray, memoryview)):
         return bytes(note)
     raise TypeError(f"a note is bytes, got {type(note).__name__} {note!r}")
 
@@ -101,6 +101,11 @@ def read_message(payload: bytes) -> Part | None:
     except UnicodeDecodeError:
         return None
     return _part(Part, (name, part, parts, number, slot, count, payload[begin:]))
+
+
+def number_of(one: tuple[int, Part]) -> int:
+    """Return the number of a note, or of a part of it, with its peer."""
+    return one[1].number
 
 
 class NoteQueue:
@@ -148,7 +153,7 @@ class NoteQueue:
     def _whole(self, parts: list[tuple[int, Part]]) -> list[tuple[str, bytes]]:
         """Return the notes that are whole with these parts; under the lock."""
         if len(parts) > 1:
-            parts.sort(key=lambda one: one[1].number)
+            parts.sort(key=number_of)
         whole: list[tuple[str, bytes]] = []
         for peer, part in parts:
             if part.parts == 1:

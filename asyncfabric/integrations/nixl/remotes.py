@@ -30,7 +30,7 @@ class RemoteAgent:
         self.notes: SentNotes = SentNotes(fabric, known.name)
         self._fabric = fabric
         self._lock = Lock()
-        self._peer: Peer | None = None
+        self.connected: Peer | None = None  # while no call has found the connection lost
         self._serial = known.serial
         self._packed = dict(known.keys)
         self._keys: dict[bytes, RegionKey] = {}
@@ -63,35 +63,30 @@ class RemoteAgent:
         with self._lock:
             return list(self._packed)
 
-    @property
-    def connected(self) -> Peer | None:
-        """The peer, while no call has found the connection lost."""
-        return self._peer
-
     def peer(self) -> Peer:
         """Return the peer, connected on first use and again after `disconnected()`.
 
         Raises:
             nixlRemoteDisconnectError: it cannot be reached.
         """
-        peer = self._peer
+        peer = self.connected
         if peer is not None:
             return peer
         try:
             peer = self._fabric.connect(self.address)
         except (FabricError, ValueError) as error:
             raise translated(error, f"connecting to agent {self.name!r}") from error
-        self._peer = peer
+        self.connected = peer
         return peer
 
     def disconnected(self) -> None:
         """Note that the connection is lost: the next note connects again."""
-        self._peer = None
+        self.connected = None
 
     def forget(self) -> None:
         """Remove it: lists and transfers that were prepared for it find nothing any more."""
         self.removed = True
-        peer, self._peer = self._peer, None
+        peer, self.connected = self.connected, None
         if peer is not None:
             try:
                 self._fabric.disconnect(peer)

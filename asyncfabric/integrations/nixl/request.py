@@ -42,11 +42,16 @@ class Request:
     __slots__ = (
         "_begun_ns",
         "_core",
+        "_dispatcher",
+        "_early",
         "_ended_ns",
+        "_exchange",
+        "_fabric",
         "_failure",
         "_lock",
         "_note",
         "_note_due",
+        "_on_gpu",
         "_posted_ns",
         "_remote",
         "_slots",
@@ -55,6 +60,7 @@ class Request:
         "_transfers",
         "count",
         "operation",
+        "total_bytes",
     )
 
     _begun_ns: int  # the five that post() sets first
@@ -74,9 +80,17 @@ class Request:
     ) -> None:
         self.operation: nixl_xfer_op_t = operation
         self.count: int = count
+        self.total_bytes: int = 0
+        for step in steps:
+            self.total_bytes += step.total_bytes
         self._core = core
+        self._exchange = core.exchange
+        self._fabric = core.fabric
+        self._dispatcher = core.fabric._dispatcher
         self._remote = remote
         self._steps = steps
+        self._early = bool(steps) and operation == nixl_xfer_op_t.NIXL_WRITE  # its note may leave with its bytes
+        self._on_gpu = self._early and steps[-1].on_gpu
         self._note = note
         self._slots: list[NoteSlot] = []  # the one whose imm its bytes carry; whoever pops it ends it
         self._transfers: list[blocking.Transfer] = []
@@ -88,19 +102,6 @@ class Request:
         """The transfer in words."""
         verb = "WRITE to" if self.operation == nixl_xfer_op_t.NIXL_WRITE else "READ from"
         return f"{verb} agent {self._remote.name!r} of {self.count} descriptors"
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes that it moves."""
-        total = 0
-        for step in self._steps:  # loops: as generators they are a tenth of what a small transfer takes
-            total += step.total_bytes
-        return total
-
-    @property
-    def _early(self) -> bool:
-        """Whether its note may leave with its bytes: these are written, and there are some."""
-        return bool(self._steps) and self.operation == nixl_xfer_op_t.NIXL_WRITE
 
     @property
     def times_us(self) -> tuple[int, int, int]:
@@ -135,12 +136,11 @@ class Request:
                 self._note = note
             self._begun_ns = monotonic_ns()
             self._failure = None
-            fabric, exchange = self._core.fabric, self._core.exchange
-            transfers = self._transfers
+            fabric, exchange, transfers = self._fabric, self._exchange, self._transfers
             slots = exchange.slots_for(self._remote, self._note) if self._note and self._early else None
-            size = self.total_bytes if slots is not None else 0
+            size = self.total_bytes
             slot = imm = None
-            if slots is not None and size > slots.at_once_bytes:
+            if slots is not None and (self._on_gpu or size > slots.at_once_bytes):
                 slot = slots.take()
             if slot is not None:
                 imm = slot.imm
@@ -156,15 +156,17 @@ class Request:
                         self._wait_for_room()
                     except (FabricError, TypeError, ValueError) as error:
                         self._fail(translated(error, self.what))
-            if slot is not None and transfers and self._steps[-1].on_gpu:
-                _ = transfers[-1].done  # a look launches the GPU's copy, which then runs while the note is made
+            if self._on_gpu:
+                self._dispatcher.assist()  # launches the GPU's copy, which then runs while the note is made
             self._note_due = bool(self._note)
             self._state = _ACTIVE
             self._posted_ns = monotonic_ns()
             if slot is not None and self._failure is None:
                 self._note_due = not exchange.send_early(self._remote, slot, self._note)  # together with the bytes
+                if self._on_gpu:
+                    self._dispatcher.assist()  # a look only takes the completions that are there, if there are any
             done = self._advance()
-            if slots is not None:
+            if slots is not None and not self._on_gpu:
                 slots.learn(size, at_once=done)
         if not done and (self._note_due or self._slots):
             self._core.watch_note(self)
@@ -213,7 +215,7 @@ class Request:
         """
         with self._lock:
             self.cancel()
-            self._core.exchange.flush()
+            self._exchange.flush()
             bound = 2 * self._core.fabric.config.drain_deadline
             for transfer in self._transfers:
                 try:
@@ -250,14 +252,14 @@ class Request:
         if self._failure is None and self._note_due:
             self._note_due = False
             try:
-                self._core.exchange.send(self._remote, self._note)
+                self._exchange.send(self._remote, self._note)
             except Exception as error:
                 self._failure = error
         self._ended_ns = monotonic_ns()
         self._core.noted.discard(self)
         if self._failure is not None:
             self._state = _FAILED
-            self._core.exchange.flush()
+            self._exchange.flush()
             if isinstance(self._failure, nixlRemoteDisconnectError):
                 self._remote.disconnected()
             raise self._failure
@@ -277,7 +279,7 @@ class Request:
             slot = self._slots.pop()
         except IndexError:
             return
-        self._core.exchange.end(slot, well)
+        self._exchange.end(slot, well)
 
     def _fail(self, failure: Exception) -> None:
         """Keep the first failure, and stop the rest."""

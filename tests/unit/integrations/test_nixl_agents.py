@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -148,6 +149,19 @@ def test_a_note_comes_with_each_transfer(pair: tuple[Agent, Agent], operation: s
     a.ended(handle)
     assert notes_of(b, 2) == {"a": [b"second", b"second"]}
     assert b.get_new_notifs() == {}
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, np.bytes_])
+def test_notes_of_transfers_are_whatever_holds_bytes(pair: tuple[Agent, Agent], kind: Callable[[bytes], Any]) -> None:
+    a, b = pair
+    b.notifs = defaultdict(list)
+    first = a.made("WRITE", (0, 64), b, (64, 64), kind(b"made"))
+    second = a.made("WRITE", (0, 64), b, (64, 64))
+    a.transfer(first)
+    a.transfer(second, kind(b"posted"))
+    until(lambda: {a.check_xfer_state(handle) for handle in (first, second)} == {"DONE"})
+    until(lambda: a.get_new_notifs() == {} and sum(map(len, b.update_notifs().values())) == 2)
+    assert sorted(b.notifs["a"]) == [b"made", b"posted"]
 
 
 def test_notes_of_every_kind_and_length(pair: tuple[Agent, Agent]) -> None:
