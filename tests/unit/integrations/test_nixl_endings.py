@@ -102,6 +102,20 @@ def test_the_caretaker_sends_the_notes_of_transfers_that_nobody_polls(
     assert a.check_xfer_state(handle) == "DONE"
 
 
+def test_a_note_that_does_not_arrive_is_reported(
+    held: tuple[FakeNetwork, Agent, Agent], caplog: pytest.LogCaptureFixture
+) -> None:
+    network, a, b = held
+    a.send_notif("bb", b"lost")
+    assert "note to agent 'bb'" in a._core.fabric.why_text()
+    network.fail_next()
+    a.send_notif("bb", b"next")
+    network.release()
+    caretaker.tend(a._core)
+    assert caplog.text.count("a note to agent 'bb' did not arrive") == 1
+    assert b.get_new_notifs() == {"a": [b"next"]} and not a._core.fabric.why()
+
+
 def test_a_failed_transfer_raises_its_error_each_time_and_sends_no_note(
     held: tuple[FakeNetwork, Agent, Agent],
 ) -> None:
