@@ -87,15 +87,20 @@ class ThreadDispatcher(CompletionDispatcher):
             except EngineStatusError:
                 pass  # closed by another thread
 
-    def look(self) -> None:
-        """Take what is there; while nothing is, bring on what is under way, and take what came of that."""
-        if not self.closed:
-            try:
-                came = self.engine.look()
-            except EngineStatusError:
-                return  # closed by another thread
-            if came:
-                self.drain()
+    def look(self) -> bool:
+        """Take what is there; while nothing is, bring on what is under way, and take what came of that.
+
+        Returns whether anything was taken.
+        """
+        if self.closed:
+            return False
+        try:
+            came = self.engine.look()
+        except EngineStatusError:
+            return False  # closed by another thread
+        if came:
+            self.drain()
+        return came
 
     def waiting(self) -> list[Waiting]:
         """Return a line for each wait of this fabric, oldest first."""

@@ -33,8 +33,8 @@ class Transfer(AnyTransfer):
         """Whether the transfer has ended, well or badly; a look brings on what is under way."""
         if self.completion is not None:
             return True
-        if not self.abandoned:
-            self._dispatcher.look()
+        if not self.abandoned and self._dispatcher.look() and not self.ended:
+            self._dispatcher.assist()  # what was there to take was of others, as of messages that came
         return self.ended
 
     @property

@@ -222,3 +222,30 @@ def test_a_program_that_only_takes_messages_leaves_few_completions_behind() -> N
             writer.send(peer, b"%d" % turn).wait(SOON_S)
             until(lambda: bool(messages.take_nowait()))
         assert len(reader._dispatcher.engine.poll(1000)) < 64
+
+
+class SteppedEngine(FakeEngine):
+    """A fake engine that is brought on by looks alone, as the compiled one with manual polling."""
+
+    def assist(self) -> None:
+        self.step()
+
+    def look(self) -> bool:
+        if not super().look():
+            self.assist()
+        return super().look()
+
+
+def test_a_look_brings_a_transfer_on_although_completions_of_others_are_there() -> None:
+    network = FakeNetwork()
+    manual = af.FabricConfig(polling="manual")
+    with (
+        blocking.open_fabric(manual, engine_factory=lambda config: SteppedEngine(config, network)) as writer,
+        blocking.open_fabric(engine_factory=lambda config: FakeEngine(config, network)) as reader,
+    ):
+        source, target = writer.allocate(64), reader.allocate(64)
+        reader.send(reader.connect(writer.address), b"a message").wait()
+        assert [payload for _, payload in writer.messages().take_nowait()] == [b"a message"]
+        transfer = writer.write(source, target.key(), 0)
+        _ = transfer.done  # takes the completion that announced the message
+        assert transfer.has_ended
