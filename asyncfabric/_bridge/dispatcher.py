@@ -155,6 +155,7 @@ class CompletionDispatcher:
                             elif kind == _MESSAGE:
                                 self._wake_message_waiters()
                             elif kind == _PEER_LOST:
+                                self.opened_keys.clear()  # a key of it that comes now is opened anew
                                 self.peer_lost(completion[5])
                                 for listener in tuple(self.peer_listeners.values()):
                                     listener(completion)

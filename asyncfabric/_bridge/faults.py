@@ -48,7 +48,7 @@ _REMEDIES: dict[int, str] = {
     StatusCode.UNSUPPORTED: (
         "see can_read and can_gather of fabric.rails: let the owner of the memory write, or write pages"
     ),
-    StatusCode.PEER_DEAD: "check that process and its log; connect to its new address when it was restarted",
+    StatusCode.PEER_DEAD: "check that process and its log; connect to its address of now, or ask it for a new key",
     StatusCode.PEER_UNREACHABLE: (
         "check that the process runs and has file descriptors left, that its address is fresh, "
         "and that both sides opened a common rail"

@@ -88,7 +88,8 @@ class Fabric(AnyFabric[Transfer]):
         """Drop the connection to a peer. What was posted to it drains or fails; the next use connects again.
 
         That is a write or read with any key of it, or a signal or message that names `peer` (its `lost` stays true:
-        `connect()` returns the name of the new connection). Peers that were lost have to be connected by address.
+        `connect()` returns the name of the new connection). A peer that was lost is connected again by its address, or
+        by a key of it that is first used after the loss.
         """
         self._dispatcher.run(disconnect_peer(self._dispatcher, peer, self._own(peer)))
 

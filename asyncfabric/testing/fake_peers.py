@@ -36,6 +36,7 @@ class FakePeer:
     address: FakeAddress
     state: PeerState = PeerState.CONNECTED
     bytes_sent: int = 0
+    tried_again: bool = False  # a key of it was opened after its loss
 
 
 class PeerTable:
@@ -58,9 +59,10 @@ class PeerTable:
         return self._by_incarnation.get(incarnation)
 
     def reach(self, address: FakeAddress, *, by_name: bool = False) -> tuple[StatusCode, FakePeer | None]:
-        """Connect unless connected; returns why not. A peer that was lost stays lost until it is connected by name.
+        """Connect unless connected; returns why not.
 
-        One that this engine disconnected is connected again by its next use.
+        A peer that was lost stays lost until it is connected by name or a key of it is opened. One that this engine
+        disconnected is connected again by its next use.
         """
         peer = self.of(address.incarnation)
         if peer is not None and peer.state is PeerState.CONNECTED:
@@ -69,7 +71,8 @@ class PeerTable:
         target = network.find(address)
         if target is not None and secret_bytes(target.config.secret) != secret_bytes(self._engine.config.secret):
             return StatusCode.SECRET_REFUSED, peer
-        if target is not None and (peer is None or by_name or peer.state is PeerState.DISCONNECTED):
+        again = peer is None or by_name or peer.state is PeerState.DISCONNECTED or peer.tried_again
+        if target is not None and again:
             target.peer_table.learn(self._engine.fake_address)
             return StatusCode.OK, self.learn(address)
         if target is None and network.occupied(address.place):
@@ -83,7 +86,14 @@ class PeerTable:
             peer = FakePeer(len(self.known) + 1, address)
             self.known[peer.id] = self._by_incarnation[address.incarnation] = peer
         peer.state = PeerState.CONNECTED
+        peer.tried_again = False
         return peer
+
+    def try_again(self, incarnation: int) -> None:
+        """Note that a key of an incarnation was opened: if it was lost, its next use connects."""
+        peer = self.of(incarnation)
+        if peer is not None and peer.state is PeerState.LOST:
+            peer.tried_again = True
 
     def lose(self, peer: FakePeer, state: PeerState = PeerState.LOST) -> None:
         """End a connection: what is in flight to the peer is taken back, the loss reported unless it was ordered."""

@@ -180,6 +180,35 @@ def test_who_waits_for_a_stopped_writer_is_alive_for_the_others() -> None:
             one.close()
 
 
+def test_a_new_key_leads_to_who_was_stopped_and_given_up() -> None:
+    """The target closes a counter, and the writer, which stands still, does not confirm it: the target gives it up.
+
+    Both live. Old keys of the target stay dead at the writer, and one that comes after it goes on connects again.
+    """
+    need("local")
+    with party("local") as writer, party("local", peer_deadline_host=0.5) as target:
+        writer.receive(), target.receive()
+        key = target.ask("expose", length=MIB)["key"]
+        writer.ask("expose", length=MIB, name="source", seed=1)
+        imm = target.ask("counter")["imm"]
+        writer.ask("write", key=key, length=MIB, imm=imm)
+        target.ask("wait", imm=imm, value=1)
+        writer.send_signal(signal.SIGSTOP)
+        os.waitpid(writer.child.pid, os.WUNTRACED)
+        target.ask("close_counter", imm=imm)
+        time.sleep(2.0)
+        writer.send_signal(signal.SIGCONT)
+        writer.send(do="write", key=key, length=MIB)
+        assert writer.receive()["error"] == "PeerError"
+        imm = target.ask("counter")["imm"]
+        for number in (1, 2):
+            key = target.ask("expose", length=MIB)["key"]
+            writer.ask("write", key=key, length=MIB, imm=imm)
+            assert target.ask("wait", imm=imm, value=number)["value"] == number
+        writer.close()
+        target.close()
+
+
 def test_stopped_peer_of_one_host() -> None:
     """Local writes need nothing from a stopped peer but room for their counts: none is lost."""
     need("local")

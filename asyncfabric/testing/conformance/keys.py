@@ -60,6 +60,30 @@ async def check_revoked_keys(factory: FabricFactory) -> None:
         assert_bytes(memory, content, "after revocation")
 
 
+async def check_a_key_that_comes_after_a_loss_connects_again(factory: FabricFactory) -> None:
+    """Who dropped the connection and sends a new key is alive: the key leads to it, and what it counts is counted."""
+    async with open_pair(factory) as pair:
+        region, content = await pair.source(50_000)
+        exposed, memory = await pair.poisoned(50_000)
+        counter = pair.target.counter()
+        key = carried_key(exposed)
+        await pair.writer.write(region, key, 0, imm=counter.imm)
+        for number in range(2, 4):
+            peer = await pair.target.connect(carried_address(pair.writer))
+            await pair.target.disconnect(peer)
+            memory[:] = bytes([POISON]) * len(memory)
+            with anyio.fail_after(10):
+                while True:
+                    try:
+                        await pair.writer.write(region, carried_key(exposed), 0, imm=counter.imm)
+                        break
+                    except af.FabricError:  # the news of the loss were still on their way
+                        await anyio.sleep(0.01)
+            assert await counter.wait(number) == number
+            assert_bytes(memory, content, "with a key that came after the loss")
+            await exposed.revoke()
+
+
 async def check_revoke_under_fire(factory: FabricFactory) -> None:
     """Writes in flight while the key is revoked: none lands after `revoke()` returned."""
     async with open_pair(factory) as pair:

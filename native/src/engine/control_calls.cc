@@ -383,6 +383,7 @@ Status NativeEngine::open_key(std::string_view bytes, KeyId* out, KeyInfo* info)
     key.access = blob.access;
     key.rail_keys = std::move(blob.rail_keys);
     key.address = std::move(blob.address);
+    key.opened_ns = now_ns();
   });
   return *out == 0 ? StatusCode::kBusy : StatusCode::kOk;
 }

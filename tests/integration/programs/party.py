@@ -72,6 +72,10 @@ class Party:
         self.counters[counter.imm] = counter
         return {"imm": counter.imm}
 
+    async def close_counter(self, imm: int) -> dict[str, Any]:
+        self.counters.pop(imm).close()
+        return {"closed": imm}
+
     async def wait(self, imm: int, value: int, address: str = "") -> dict[str, Any]:
         """Wait for a count; with an address, declaring that it comes from there."""
         peers = [await self.connect_to(address)] if address else []

@@ -63,6 +63,7 @@ struct Peer {
   std::string address;
   PeerState state = PeerState::kConnecting;
   Status lost_because;
+  uint64_t lost_ns = 0;       // when it ended
   Inbound hello_came_over{};  // the one that made this entry
   bool wiring = false;        // the control thread is opening the lanes
   bool wired = false;         // the lanes' handles exist

@@ -47,7 +47,10 @@ Peer& Core::make_peer(uint64_t peer_incarnation, std::string peer_address) {
 Peer* Core::peer_for_key(RemoteKey& key) {
   if (key.peer != nullptr && !key.peer->ended()) return key.peer;
   const auto known = peer_of_incarnation.find(key.incarnation);
-  Peer* peer = known != peer_of_incarnation.end() ? to_use(known->second) : &make_peer(key.incarnation, key.address);
+  Peer* peer = known != peer_of_incarnation.end() ? to_use(known->second) : nullptr;
+  // A key that came after the loss shows that its owner lives: each such key is one try to connect.
+  if (peer == nullptr || (peer->ended() && key.opened_ns > peer->lost_ns))
+    peer = &make_peer(key.incarnation, key.address);
   if (key.peer != peer) {
     key.peer = peer;
     key.lanes.clear();
@@ -56,8 +59,8 @@ Peer* Core::peer_for_key(RemoteKey& key) {
   return peer;
 }
 
-// A lost incarnation stays lost until the user connects again: using it fails at once. One that this fabric disconnected gets a new entry, so
-// that nothing of the ended connection counts for the new one; the id of the old entry goes on to name it.
+// A lost incarnation stays lost until the user connects again or uses a new key of it: using it fails at once. One that
+// this fabric disconnected gets a new entry, so that nothing of the ended connection counts for the new one; the id of the old entry goes on to name it.
 Peer* Core::to_use(Peer* named) {
   if (named == nullptr || !named->disconnected_here()) return named;
   const auto known = peer_of_incarnation.find(named->incarnation);
@@ -125,6 +128,7 @@ void Core::lose_peer(Peer& peer, Status status, PeerState state) {
   const bool was_connected = peer.state == PeerState::kConnected;
   peer.state = state;
   peer.lost_because = status;
+  peer.lost_ns = now_ns();
   trace.point(TracePoint::kPeer, peer.id, static_cast<uint64_t>(state));
   for (const uint64_t cookie : peer.connect_cookies)
     publish({.cookie = cookie, .kind = CompletionKind::kControl, .status = status, .peer = peer.id});

@@ -50,6 +50,7 @@ struct RemoteKey {
   uint32_t access = 0;
   std::vector<std::string> rail_keys;
   std::string address;
+  uint64_t opened_ns = 0;
   // Under the engine lock:
   Peer* peer = nullptr;
   AttachState attach = AttachState::kNone;
