@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "base/clock.h"
 #include "providers/libfabric/device/errors.h"
@@ -20,6 +21,9 @@ bool introduces(const Context& context) {
          head.kind == MessageKind::kIntroduce;
 }
 
+// Bytes of a peer's write are moved by our reads of the CQ, which report nothing until the last ones. A read that took so long moved some,
+// and more may have come meanwhile: it goes on, for a moment.
+constexpr uint64_t kMovedNs = 5'000, kMovingNs = 100'000;
 constexpr uint64_t kProbeAgainNs = 20'000'000;
 constexpr uint64_t kDoubtProbeNs = 2'000'000;
 constexpr uint64_t kDoubtNs = 10'000'000'000;  // the engine's heartbeats find the dead sooner
@@ -170,9 +174,13 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
   }
   cover();
   advance_backlogs();
-  while (filled_ < room_.size()) {
+  const uint64_t begin = now_ns();
+  for (uint64_t before = begin; filled_ < room_.size();) {
     const size_t limit = std::min(kReadAtOnce, room_.size() - filled_);
-    if (read_cq(limit) < limit) break;
+    const size_t count = read_cq(limit);
+    if (count == limit) continue;
+    const uint64_t now = now_ns(), took_ns = now - std::exchange(before, now);
+    if (!device_->profile().over_sockets || count != 0 || took_ns < kMovedNs || now - begin > kMovingNs) break;
   }
   look_into_doubts();
   rebuild_broken();
