@@ -216,7 +216,7 @@ class Request:
         with self._lock:
             self.cancel()
             self._exchange.flush()
-            bound = 2 * self._core.fabric.config.drain_deadline
+            bound = 2 * self._fabric.config.drain_deadline
             for transfer in self._transfers:
                 try:
                     transfer.wait(deadline=bound)
