@@ -122,7 +122,7 @@ class ControlCalls(EngineCore):
         with self.network.lock:
             self._last_key += 1
             self._keys[self._last_key] = parsed
-            self.peer_table.try_again(parsed.incarnation)
+            self.peer_table.note_key(parsed.incarnation)
             what = (parsed.incarnation, parsed.region, parsed.generation, parsed.length, parsed.access, parsed.rails)
             return self._last_key, KeyInfo(*what)
 

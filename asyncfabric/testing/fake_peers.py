@@ -36,7 +36,7 @@ class FakePeer:
     address: FakeAddress
     state: PeerState = PeerState.CONNECTED
     bytes_sent: int = 0
-    tried_again: bool = False  # a key of it was opened after its loss
+    has_new_key: bool = False  # opened after its loss
 
 
 class PeerTable:
@@ -71,7 +71,7 @@ class PeerTable:
         target = network.find(address)
         if target is not None and secret_bytes(target.config.secret) != secret_bytes(self._engine.config.secret):
             return StatusCode.SECRET_REFUSED, peer
-        again = peer is None or by_name or peer.state is PeerState.DISCONNECTED or peer.tried_again
+        again = peer is None or by_name or peer.state is PeerState.DISCONNECTED or peer.has_new_key
         if target is not None and again:
             target.peer_table.learn(self._engine.fake_address)
             return StatusCode.OK, self.learn(address)
@@ -86,14 +86,14 @@ class PeerTable:
             peer = FakePeer(len(self.known) + 1, address)
             self.known[peer.id] = self._by_incarnation[address.incarnation] = peer
         peer.state = PeerState.CONNECTED
-        peer.tried_again = False
+        peer.has_new_key = False
         return peer
 
-    def try_again(self, incarnation: int) -> None:
+    def note_key(self, incarnation: int) -> None:
         """Note that a key of an incarnation was opened: if it was lost, its next use connects."""
         peer = self.of(incarnation)
         if peer is not None and peer.state is PeerState.LOST:
-            peer.tried_again = True
+            peer.has_new_key = True
 
     def lose(self, peer: FakePeer, state: PeerState = PeerState.LOST) -> None:
         """End a connection: what is in flight to the peer is taken back, the loss reported unless it was ordered."""

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from typing import Any
 
 import pytest
 from availability import need
@@ -196,11 +197,18 @@ def test_a_new_key_leads_to_who_was_stopped_and_given_up() -> None:
         writer.send_signal(signal.SIGSTOP)
         os.waitpid(writer.child.pid, os.WUNTRACED)
         target.ask("close_counter", imm=imm)
-        time.sleep(2.0)
+        opened = {"error": "BusyError"}
+        while "error" in opened:  # until the loss of the writer confirms the close
+            assert opened["error"] == "BusyError", opened
+            time.sleep(0.05)
+            target.send(do="counter", imm=imm)
+            opened = target.receive()
         writer.send_signal(signal.SIGCONT)
-        writer.send(do="write", key=key, length=MIB)
-        assert writer.receive()["error"] == "PeerError"
-        imm = target.ask("counter")["imm"]
+        lost: dict[str, Any] = {}
+        while "error" not in lost:  # until it knows
+            writer.send(do="write", key=key, length=MIB)
+            lost = writer.receive()
+        assert lost["error"] == "PeerError", lost
         for number in (1, 2):
             key = target.ask("expose", length=MIB)["key"]
             writer.ask("write", key=key, length=MIB, imm=imm)

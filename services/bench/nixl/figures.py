@@ -67,7 +67,7 @@ GPU = (
     *(Figure(32 * KIB, pages=pages, note=True, each=True, demanded=LISTS_ON_GPU) for pages in (64, 1024, 10_000)),
     Figure(4 * KIB, pages=1024, note=True, each=True, demanded=LISTS_ON_GPU),
 )
-TCP = (replace(NOTED, demanded=None), Figure(MIB, window=16, note=True), Figure(64 * KIB, pages=1024, note=True))
+TCP = (NOTED, Figure(MIB, window=16, note=True), Figure(64 * KIB, pages=1024, note=True))
 
 
 @dataclass(frozen=True, slots=True)
