@@ -1,6 +1,9 @@
 // libfabric_pair.h: rail_rig.h for the rails of libfabric, and which profiles of it the tests run over.
 #pragma once
 
+#include <atomic>
+#include <thread>
+
 #include "rigs/rail_rig.h"
 
 namespace asyncfabric {
@@ -47,6 +50,20 @@ struct Side : rail_rig::Side {
   explicit Side(const RailSpec& spec, size_t bytes = 1 << 20, uint32_t access = kAccessRemoteWrite | kAccessRemoteRead)
       : rail_rig::Side(open_libfabric_rail, spec, bytes, access) {}
 };
+
+// Runs a control call of one side on a thread of its own, while the other one is pumped, as two processes would do.
+template <typename Call>
+Status while_pumping(Side& other, Call call) {
+  Status status;
+  std::atomic<bool> ended{false};  // partner: the load below
+  std::thread control([&] {
+    status = call();
+    ended.store(true, std::memory_order_release);
+  });
+  EXPECT_TRUE(pump_until({&other}, [&] { return ended.load(std::memory_order_acquire); }));
+  control.join();
+  return status;
+}
 
 }  // namespace testing
 }  // namespace asyncfabric

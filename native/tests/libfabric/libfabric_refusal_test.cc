@@ -2,19 +2,13 @@
 // it may touch memory, crash, or stop other work.
 #include "libfabric_pair.h"
 
-#include <dirent.h>
-#include <net/if.h>
-#include <sched.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <random>
 #include <set>
-#include <thread>
 
 #include "providers/libfabric/peers/wire.h"
 
@@ -34,20 +28,6 @@ class LibfabricRefusal : public ::testing::TestWithParam<const char*> {
 
 bool untouched(const Side& side) {
   return std::all_of(side.region.begin(), side.region.end(), [](uint8_t x) { return x == 0xee; });
-}
-
-// Runs a control call of `side` on a thread of its own, while the other one is pumped, as two processes would do.
-template <typename Call>
-Status while_pumping(Side& other, Call call) {
-  Status status;
-  std::atomic<bool> ended{false};  // partner: the load below
-  std::thread control([&] {
-    status = call();
-    ended.store(true, std::memory_order_release);
-  });
-  EXPECT_TRUE(pump_until({&other}, [&] { return ended.load(std::memory_order_acquire); }));
-  control.join();
-  return status;
 }
 
 // Behind requests that wait for a connection stand some that failed at once: whoever disconnects ends each of them once, and no other.
@@ -347,89 +327,6 @@ TEST(LibfabricOpen, LeavesSignalHandlersAlone) {
     sigaction(i, nullptr, &after[i]);
     EXPECT_EQ(before[i].sa_handler, after[i].sa_handler) << "signal " << i;
   }
-}
-
-size_t open_descriptors() {
-  size_t count = 0;
-  DIR* directory = opendir("/proc/self/fd");
-  while (readdir(directory) != nullptr) ++count;
-  closedir(directory);
-  return count;
-}
-
-// Connections that are half made when the rail closes must not stay in the process.
-TEST(LibfabricOpen, LeavesNoDescriptors) {
-  { Side first(spec_of("tcp")); }  // what the library opens once stays
-  const size_t before = open_descriptors();
-  for (int i = 0; i < 3; ++i) {
-    Side a(spec_of("tcp")), b(spec_of("tcp"));
-    Link link(b, a);
-    for (int pass = 0; pass < 20; ++pass) a.pump();
-    a.rail.reset();
-    for (int pass = 0; pass < 200; ++pass) b.pump();
-  }
-  EXPECT_EQ(open_descriptors(), before);
-}
-
-// Nobody is asked at whose address nobody listens: for that a connection would be opened.
-TEST(LibfabricOpen, ACrowdThatIsGoneTakesNoDescriptors) {
-  Side b(spec_of("tcp"));
-  size_t before = 0, most = 0;
-  for (uint32_t i = 0; i < 60; ++i) {
-    {
-      Side a(spec_of("tcp"));
-      Link link(a, b);
-      link.post(link.signal(1, 1), {&a, &b});
-      ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == 1; }));
-    }
-    for (int pass = 0; pass < 20; ++pass) b.pump();
-    if (i == 0) before = open_descriptors();
-    most = std::max(most, open_descriptors());
-  }
-  EXPECT_LE(most, before + 12) << "of those that lived when they were asked some are there";
-}
-
-// Peers that are gone are asked all the same whether they are done, over connections of the rail's own.
-void asks_those_that_are_gone() {
-  Side b(spec_of("tcp"));
-  const size_t before = open_descriptors();
-  std::vector<uint8_t> bytes(4096);
-  for (uint32_t round = 1; round <= 3; ++round) {
-    for (uint32_t i = 0; i < 4; ++i) {
-      Side a(spec_of("tcp"));
-      Link link(a, b);
-      link.post(link.signal(1, 1), {&a, &b});
-      ASSERT_TRUE(pump_until({&a, &b}, [&] { return a.done.size() == 1; }));
-    }
-    std::unique_ptr<LocalMemory> memory;
-    std::string key;
-    ASSERT_TRUE(b.rail->register_memory({bytes.data(), 4096, kHostDevice, -1, kAccessRemoteWrite}, &memory, &key).ok());
-    EXPECT_TRUE(b.rail->release_memory(memory, kPatience).ok());
-    EXPECT_TRUE(pump_until(
-        {&b}, [&] { return open_descriptors() <= before; }, 2 * kSecond))
-        << open_descriptors() - before << " descriptors in round " << round;
-  }
-}
-
-TEST(LibfabricOpen, AskingThoseThatAreGoneLeavesNoDescriptors) { asks_those_that_are_gone(); }
-
-// A network of this thread's own with so few ports that those of the dead are given to the connections that ask them.
-TEST(LibfabricOpen, AskingOverThePortsOfThoseThatAreGoneEnds) {
-  const char* missing = nullptr;
-  std::thread([&] {
-    ifreq loopback{};
-    std::strcpy(loopback.ifr_name, "lo");
-    loopback.ifr_flags = IFF_UP;
-    if (unshare(CLONE_NEWNET) != 0) return void(missing = "no right to make a network namespace");
-    const int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    const bool up = ioctl(any, SIOCSIFFLAGS, &loopback) == 0;
-    ::close(any);
-    std::ofstream ports("/proc/sys/net/ipv4/ip_local_port_range");
-    if (!up || !(ports << "20000 20060" << std::flush)) return void(missing = "its ports cannot be set");
-    ports.close();
-    asks_those_that_are_gone();
-  }).join();
-  if (missing != nullptr) GTEST_SKIP() << "PORTS OF THE DEAD WERE NOT TAKEN: " << missing;
 }
 
 // The pace of the efa profile, on a transport that runs everywhere: nothing is lost, stuck or reordered by it.

@@ -51,6 +51,7 @@ struct Side {
         break;
       case RailEventKind::kMessage:
         messages.emplace_back(reinterpret_cast<const char*>(event.data), event.length);
+        connections.push_back(event.connection);
         break;
       case RailEventKind::kPeerLost: lost.emplace_back(event.peer, event.status); break;
       default: take_own(event.kind);
@@ -67,6 +68,7 @@ struct Side {
   std::vector<std::pair<uint64_t, Status>> done;
   std::vector<uint32_t> imms;
   std::vector<std::string> messages;
+  std::vector<uint64_t> connections;  // that they came over
   std::vector<std::pair<RailPeer*, Status>> lost;
   std::function<void(uint32_t)> on_imm;
 };

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "provider/provider.h"
@@ -128,8 +129,8 @@ class LibfabricRail final : public Rail {
   bool nobody_listens(const RailAddress& address) const;
   PeerState* path_to(const RailAddress& address);
   bool is_dead(const RailAddress& sender);
-  bool forget(const RailAddress& dead);  // true
-  void close_paths_to_dead();
+  bool has_spare_paths() const { return any_spare_ || !silent_.empty(); }
+  void close_spare_paths();
 
   std::shared_ptr<Device> device_;
   Capabilities capabilities_;
@@ -152,8 +153,9 @@ class LibfabricRail final : public Rail {
   Admitted admitted_;
   ShutOut shut_out_;
   HalfOpen half_open_;
-  bool names_connections_ = false;  // immediates have room for the tag of theirs
-  std::vector<std::string> dead_;   // names of senders that nobody listens at any more
+  bool names_connections_ = false;          // immediates have room for the tag of theirs
+  std::unordered_set<std::string> silent_;  // names of senders without an answer: dead, or they have no stream left
+  bool any_spare_ = false;  // a connection of the rail's own carries nothing any more, or there is one less to be asked
   uint64_t fence_number_ = 0;
   std::chrono::steady_clock::time_point next_probe_;  // of the fence that waits
 };

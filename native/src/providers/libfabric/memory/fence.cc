@@ -14,6 +14,8 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
+#include <iterator>
+#include <string_view>
 #include <utility>
 
 #include "providers/libfabric/rail.h"
@@ -116,7 +118,10 @@ Status LibfabricRail::fence(uint64_t patience_ns, uint64_t* number) {
     const Clock::time_point now = Clock::now();
     const bool due = now >= next_probe_;
     if ((due || inbound_.only_streamless_open(wanted)) && only_answered_streams_left(wanted, now)) {
-      inbound_.conclude(wanted, [this](const RailAddress& sender) { return nobody_listens(sender) && forget(sender); });
+      inbound_.conclude(wanted, [this](const RailAddress& sender) {
+        silent_.insert(sender.name);
+        return nobody_listens(sender);
+      });
       break;
     }
     if (due) {
@@ -140,6 +145,7 @@ Status LibfabricRail::fence(uint64_t patience_ns, uint64_t* number) {
   if (inbound_.any_gone_lately(Clock::now()))
     for (const Clock::time_point settled = Clock::now() + kSettle; Clock::now() < settled;) progress_into_stash();
   inbound_.drop_gone();
+  any_spare_ = true;
   return StatusCode::kOk;
 }
 
@@ -182,33 +188,46 @@ PeerState* LibfabricRail::path_to(const RailAddress& address) {
   return open_peer(address, &opened).ok() ? opened.get() : nullptr;
 }
 
-bool LibfabricRail::is_dead(const RailAddress& sender) { return refuses_connections(sender) && forget(sender); }
-
-bool LibfabricRail::forget(const RailAddress& dead) {
-  dead_.push_back(dead.name);
+bool LibfabricRail::is_dead(const RailAddress& sender) {
+  if (!refuses_connections(sender)) return false;
+  silent_.insert(sender.name);
   return true;
 }
 
-// What we opened to ask them: its questions would wait for ever, and with them a descriptor. At the end of a pass, like rebuild_broken().
-void LibfabricRail::close_paths_to_dead() {
-  for (const std::string& name : std::exchange(dead_, {}))
-    for (size_t i = 0; i < peers_.size(); ++i) {
-      PeerState& peer = *peers_[i];
-      if (peer.handle != nullptr || peer.closed || peer.remote.name != name) continue;
-      peer.lost = true;
-      (void)flush(peer);
-    }
+// Connections that we opened to ask or to answer somebody go once they have carried all that they should, unless there is somebody to be asked
+// again. Where nobody answered they go at once: a question would wait there for ever, and with it a descriptor. At the end of a pass, like
+// rebuild_broken().
+void LibfabricRail::close_spare_paths() {
+  if (!has_spare_paths()) return;
+  any_spare_ = false;
+  const std::unordered_set<std::string> silent = std::exchange(silent_, {});
+  std::unordered_set<std::string_view> senders;
+  for (const InboundList::One& inbound : inbound_) senders.insert(inbound.sender.name);
+  std::vector<std::shared_ptr<PeerState>> spare;
+  std::copy_if(peers_.begin(), peers_.end(), std::back_inserter(spare), [&](const auto& peer) {
+    if (peer->handle != nullptr || peer->closed) return false;
+    return silent.contains(peer->remote.name) || (peer->requests.empty() && !senders.contains(peer->remote.name));
+  });
+  for (const std::shared_ptr<PeerState>& peer : spare) {  // flush() reads the CQ: a message there may open a connection
+    peer->lost = true;
+    (void)flush(*peer);
+  }
 }
 
 void LibfabricRail::enter_inbound(uint64_t connection, RailAddress sender) {
   if (!inbound_.add(connection, std::move(sender))) return;
+  const size_t before = inbound_.size();
   inbound_.look_after(
       InboundList::Clock::now(),
       [this](InboundList::One& one) {
-        one.gone = is_free_here(one.sender.name) && forget(one.sender);
-        if (!one.gone) (void)ask(one);  // for which a connection may be opened
+        one.gone = is_free_here(one.sender.name);
+        if (one.gone)
+          silent_.insert(one.sender.name);
+        else
+          (void)ask(one);  // for which a connection may be opened
       },
       [this](const RailAddress& other) { return is_dead(other); });
+  any_spare_ |= inbound_.size() < before;
 }
 
 void LibfabricRail::take_control_message(const MessageHead& head, std::string_view body) {

@@ -21,8 +21,8 @@ bool introduces(const Context& context) {
          head.kind == MessageKind::kIntroduce;
 }
 
-// Bytes of a peer's write are moved by our reads of the CQ, which report nothing until the last ones. A read that took so long moved some,
-// and more may have come meanwhile: it goes on, for a moment.
+// Bytes of a peer's write are moved by our reads of the CQ, which report nothing until the last ones. A read that took kMovedNs moved some, and
+// more may have come meanwhile: a poll goes on for kMovingNs.
 constexpr uint64_t kMovedNs = 5'000, kMovingNs = 100'000;
 constexpr uint64_t kProbeAgainNs = 20'000'000;
 constexpr uint64_t kDoubtProbeNs = 2'000'000;
@@ -53,6 +53,7 @@ void LibfabricRail::retire(Context& context) {
   PeerState& peer = *context.peer;
   peer.requests.remove(&context);
   --peer.outstanding;
+  any_spare_ |= peer.handle == nullptr && peer.requests.empty();
   if (context.reported && !(context.quiet && context.status.ok())) {
     RailEvent event;
     event.kind = RailEventKind::kDone;
@@ -184,7 +185,7 @@ size_t LibfabricRail::poll(std::span<RailEvent> events) {
   }
   look_into_doubts();
   rebuild_broken();
-  close_paths_to_dead();
+  close_spare_paths();
   if (device_->profile().over_sockets && half_open_.is_due()) (void)end_half_open(false);
   const size_t count = filled_;
   room_ = {};  // whatever fails outside of a poll goes to the stash
@@ -328,7 +329,7 @@ bool LibfabricRail::end_half_open(bool sleeps) {
 }
 
 bool LibfabricRail::prepare_wait() {
-  if (!stash_.empty() || !handed_out_.empty() || cover_wanted_ || doubts_ != 0) return false;
+  if (!stash_.empty() || !handed_out_.empty() || cover_wanted_ || has_spare_paths() || doubts_ != 0) return false;
   // What waits for room is helped by completions alone.
   if (std::any_of(backlogged_.begin(), backlogged_.end(), [this](const PeerState* peer) {
         return peer->backlog == nullptr || has_room(*peer, *peer->backlog);
