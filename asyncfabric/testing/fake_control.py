@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from asyncfabric._bridge.engine import CompletionKind, KeyInfo, OpProgress, RegionInfo
@@ -120,11 +121,10 @@ class ControlCalls(EngineCore):
         """Parse a key that a peer sent; returns its handle and what it states."""
         parsed = FakeKey.unpack(key)
         with self.network.lock:
-            self._last_key += 1
-            self._keys[self._last_key] = parsed
-            self.peer_table.note_key(parsed.incarnation)
+            self.keys_opened += 1
+            self._keys[self.keys_opened] = replace(parsed, opened=self.keys_opened)
             what = (parsed.incarnation, parsed.region, parsed.generation, parsed.length, parsed.access, parsed.rails)
-            return self._last_key, KeyInfo(*what)
+            return self.keys_opened, KeyInfo(*what)
 
     def close_key(self, key: int) -> None:
         """Forget a key; idempotent."""

@@ -56,7 +56,7 @@ class EngineCore:
         self.peer_table: PeerTable = PeerTable(self)
         self.ops: OpTable = OpTable(self)
         self._keys: dict[int, FakeKey] = {}
-        self._last_key = 0
+        self.keys_opened = 0
         self._messages: deque[tuple[int, bytes]] = deque()
         self._last_error = ""
         self._closing: int | None = None  # the cookie of submit_close

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 
 from asyncfabric._bridge.status import StatusCode, refusal
 
@@ -50,10 +50,16 @@ class FakeKey:
     length: int
     access: int
     rails: int
+    opened: int = field(default=0, compare=False)  # its number among the keys that an engine opened
+
+    @property
+    def owner(self) -> FakeAddress:
+        """Where the engine is that owns the memory."""
+        return FakeAddress(self.place, self.incarnation)
 
     def pack(self) -> bytes:
         """Return the bytes."""
-        return _seal(b"AFfk", _KEY.pack(*astuple(self)))
+        return _seal(b"AFfk", _KEY.pack(*astuple(self)[:-1]))
 
     @classmethod
     def unpack(cls, data: bytes) -> FakeKey:

@@ -33,6 +33,7 @@ class Leg:
     move: Callable[[EngineCore], StatusCode] | None = None
     imm: int = -1
     worth: int = 1
+    opened: int = 0  # the number of the key that it goes by
     payload: bytes | None = None
     stamp: int = -1  # not known: its target was never met
     peer: FakePeer | None = None
@@ -132,7 +133,7 @@ class OpTable:
         return posted
 
     def _post(self, op: Op, leg: Leg) -> None:
-        code, leg.peer = self._engine.peer_table.reach(leg.address)
+        code, leg.peer = self._engine.peer_table.reach(leg.address, opened=leg.opened)
         target = self._engine.network.find(leg.address)
         if code is not StatusCode.OK or leg.peer is None or target is None:
             if code is StatusCode.STALE_KEY and leg.move is None:

@@ -36,7 +36,7 @@ class FakePeer:
     address: FakeAddress
     state: PeerState = PeerState.CONNECTED
     bytes_sent: int = 0
-    has_new_key: bool = False  # opened after its loss
+    keys_before: int = 0  # how many keys were opened before its loss
 
 
 class PeerTable:
@@ -58,11 +58,13 @@ class PeerTable:
         """Return the peer of an incarnation, if it was met."""
         return self._by_incarnation.get(incarnation)
 
-    def reach(self, address: FakeAddress, *, by_name: bool = False) -> tuple[StatusCode, FakePeer | None]:
+    def reach(
+        self, address: FakeAddress, *, by_name: bool = False, opened: int = 0
+    ) -> tuple[StatusCode, FakePeer | None]:
         """Connect unless connected; returns why not.
 
-        A peer that was lost stays lost until it is connected by name or a key of it is opened. One that this engine
-        disconnected is connected again by its next use.
+        A peer that was lost stays lost until it is connected by name or by a key that was opened (its number) after
+        the loss. One that this engine disconnected is connected again by its next use.
         """
         peer = self.of(address.incarnation)
         if peer is not None and peer.state is PeerState.CONNECTED:
@@ -71,7 +73,7 @@ class PeerTable:
         target = network.find(address)
         if target is not None and secret_bytes(target.config.secret) != secret_bytes(self._engine.config.secret):
             return StatusCode.SECRET_REFUSED, peer
-        again = peer is None or by_name or peer.state is PeerState.DISCONNECTED or peer.has_new_key
+        again = peer is None or by_name or peer.state is PeerState.DISCONNECTED or opened > peer.keys_before
         if target is not None and again:
             target.peer_table.learn(self._engine.fake_address)
             return StatusCode.OK, self.learn(address)
@@ -86,20 +88,13 @@ class PeerTable:
             peer = FakePeer(len(self.known) + 1, address)
             self.known[peer.id] = self._by_incarnation[address.incarnation] = peer
         peer.state = PeerState.CONNECTED
-        peer.has_new_key = False
         return peer
-
-    def note_key(self, incarnation: int) -> None:
-        """Note that a key of an incarnation was opened: if it was lost, its next use connects."""
-        peer = self.of(incarnation)
-        if peer is not None and peer.state is PeerState.LOST:
-            peer.has_new_key = True
 
     def lose(self, peer: FakePeer, state: PeerState = PeerState.LOST) -> None:
         """End a connection: what is in flight to the peer is taken back, the loss reported unless it was ordered."""
         if peer.state is not PeerState.CONNECTED:
             return
-        peer.state = state
+        peer.state, peer.keys_before = state, self._engine.keys_opened
         if state is PeerState.LOST:
             self._engine.ring.push(CompletionKind.PEER_LOST, code=StatusCode.PEER_DEAD, value=peer.id, peer=peer.id)
         for leg in self._engine.network.flush(self._engine, peer):

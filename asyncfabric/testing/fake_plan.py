@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asyncfabric._bridge.status import StatusCode, refusal
-from asyncfabric.testing.fake_keys import FakeAddress, FakeKey
+from asyncfabric.testing.fake_keys import FakeKey
 from asyncfabric.testing.fake_memory import FakeRegion
 from asyncfabric.testing.fake_ops import Leg
 from asyncfabric.types import ACCESS_BITS, MAX_IMM
@@ -91,10 +91,11 @@ def plan_copy(
     return [
         Leg(
             engine,
-            FakeAddress(key.place, key.incarnation),
+            key.owner,
             min(chunk, length - start),
             (start // chunk) % striped,
             _copy(region.base + offset + start, key, target_offset + start, min(chunk, length - start), right),
+            opened=key.opened,
         )
         for start in range(0, length, chunk)
     ]
@@ -110,7 +111,8 @@ def plan_write(
     if len(legs) == 1:
         legs[0].imm = imm
         return legs, []
-    count = Leg(engine, FakeAddress(key.place, key.incarnation), move=_copy(0, key, target_offset, 0, _WRITE), imm=imm)
+    move = _copy(0, key, target_offset, 0, _WRITE)
+    count = Leg(engine, key.owner, move=move, imm=imm, opened=key.opened)
     return (legs, [count]) if legs else ([count], [])
 
 
@@ -130,8 +132,7 @@ def plan_pages(
         count = min(_PAGES_PER_LEG, len(pages.sources) - first)
         move = _copy_pages(region.base, key, pages, first, first + count, ACCESS_BITS[right])
         rail = number % len(engine.config.rails)
-        address = FakeAddress(key.place, key.incarnation)
-        legs.append(Leg(engine, address, count * pages.page_bytes, rail, move, imm, count))
+        legs.append(Leg(engine, key.owner, count * pages.page_bytes, rail, move, imm, count, opened=key.opened))
     return legs
 
 
@@ -142,11 +143,12 @@ def plan_scatter(
     return [
         Leg(
             engine,
-            FakeAddress(key.place, key.incarnation),
+            key.owner,
             length,
             number % len(engine.config.rails),
             _copy(region.base + source, key, target, length, _WRITE),
             imm,
+            opened=key.opened,
         )
         for number, (key, source, target, length) in enumerate(targets)
     ]

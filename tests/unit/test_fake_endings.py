@@ -90,6 +90,21 @@ def test_a_drain_ends_at_its_deadline(stages: list[Stage], can_flush: bool) -> N
         assert stage.writer.engine.region_info(stage.source).quarantined
 
 
+def test_only_keys_opened_after_a_loss_connect_again(stages: list[Stage]) -> None:
+    stage = set_up(stages, FakeNetwork(hold=True, window=1), FabricConfig(drain_deadline=0.02))
+    op = stage.writer.engine.submit_scatter(1, stage.source, [(stage.key, 0, 0, 64), (stage.key, 0, 64, 64)], stage.imm)
+    stage.writer.engine.cancel(op)
+    assert stage.writer.take_kind(CompletionKind.PEER_LOST).value == stage.peer
+    stage.network.release()
+    new = stage.writer.key_of(stage.reader, stage.target)
+    stage.write(2)
+    stage.writer.engine.submit_signal(3, [stage.peer], 5)
+    assert {cookie: stage.codes()[cookie] for cookie in (2, 3)} == {2: StatusCode.PEER_DEAD, 3: StatusCode.PEER_DEAD}
+    assert stage.writer.write(stage.source, 0, 64, new).code == StatusCode.OK
+    stage.write(4)
+    assert stage.codes()[4] == StatusCode.OK
+
+
 @pytest.mark.parametrize("cancel_unposted", [True, False])
 def test_closing_with_work_in_flight(stages: list[Stage], cancel_unposted: bool) -> None:
     stage = set_up(stages, FakeNetwork(hold=True, window=1))

@@ -59,8 +59,8 @@ Peer* Core::peer_for_key(RemoteKey& key) {
   return peer;
 }
 
-// A lost incarnation stays lost until the user connects again or uses a new key of it: using it fails at once. One that
-// this fabric disconnected gets a new entry, so that nothing of the ended connection counts for the new one; the id of the old entry goes on to name it.
+// A lost incarnation stays lost until the user connects again or uses a new key of it: using it fails at once. One that this fabric
+// disconnected gets a new entry, so that nothing of the ended connection counts for the new one; the id of the old entry goes on to name it.
 Peer* Core::to_use(Peer* named) {
   if (named == nullptr || !named->disconnected_here()) return named;
   const auto known = peer_of_incarnation.find(named->incarnation);
