@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +14,12 @@ import pytest
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
 LITTLE = ("--json", "--region", "4MiB", "--repeats", "1", "--count", "4")
+COMMAND = (sys.executable, "-P", "-m", "asyncfabric_services", "bench", "nixl")
 KIB = 1024
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "asyncfabric_services", "bench", "nixl", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120)
 
 
 def rows_of(run: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
@@ -39,14 +40,34 @@ def test_the_face_stands_beside_bare_calls() -> None:
     assert noted == {(rails, operation) for rails in ("local", "tcp:lo") for operation in ("read", "write")}
 
 
+def namespaces_of_benches() -> set[str]:
+    return {path.name for path in Path("/run/netns").glob("afbench*")}
+
+
 @pytest.mark.slow
 def test_the_ends_of_tcp_run_in_namespaces_that_are_made_and_removed() -> None:
+    before = namespaces_of_benches()  # of runs that were killed, or that run beside this one
     run = bench(*LITTLE, "--rails", "tcp", "--namespaces", "new")
     if run.returncode == 3 and "cannot be made" in run.stderr + run.stdout:
         pytest.skip(f"network namespaces cannot be made here: {run.stderr}")
     rows = rows_of(run)
     assert {(row["rails"], row["namespaces"]) for row in rows} == {("tcp:fabric0", True)}
-    assert not [name for name in os.listdir("/run/netns") if name.startswith("afbench")]
+    assert namespaces_of_benches() <= before
+
+
+@pytest.mark.slow
+def test_namespaces_are_removed_after_sigterm() -> None:
+    command = [*COMMAND, "--rails", "tcp", "--namespaces", "new", "--duration", "60s"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        mine = {f"afbench{run.pid}{end}" for end in "ab"}
+        while run.poll() is None and not mine <= namespaces_of_benches():
+            time.sleep(0.05)
+        run.terminate()
+        _, error = run.communicate(timeout=60)
+    if run.returncode == 3 and "cannot be made" in error:
+        pytest.skip(f"network namespaces cannot be made here: {error}")
+    assert (run.returncode, error.splitlines()[-1]) == (130, "interrupted")
+    assert not mine & namespaces_of_benches()
 
 
 @pytest.mark.parametrize(
