@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,26 +24,11 @@ def measured(title: str, run: Callable[..., None], arguments: dict[str, Any]) ->
 
     report = BenchReport(as_json=arguments.pop("as_json"), plot=arguments.pop("plot"), title=title)
     try:
-        with _interrupted_by_sigterm():
-            run(report)
+        run(report)
     finally:
         report.close()
     report.finish()
     return CHECK_FAILED if report.failures else FINE
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """End a bench at SIGTERM as at Ctrl-C, so that the processes and namespaces that it made go with it."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    usual = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, usual)
 
 
 def options_of(arguments: dict[str, Any]) -> Options:

@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,9 @@ MNT_DETACH, MS_REC, MS_SLAVE = 2, 0x4000, 0x80000
 
 @contextmanager
 def cabled_namespaces() -> Iterator[tuple[str, str]]:
-    """Make two namespaces that a veth pair joins, and remove them at the end.
+    """Make two namespaces that a veth pair joins, and remove them at the end, also where SIGTERM ends the process.
+
+    In the main thread.
 
     Raises:
         EnvironmentUnfit: `ip` is missing, or not permitted here.
@@ -33,6 +36,17 @@ def cabled_namespaces() -> Iterator[tuple[str, str]]:
     if shutil.which("ip") is None:
         raise EnvironmentUnfit("namespaces are made by `ip`, which is not installed here")
     left, right = names = (f"afbench{os.getpid()}a", f"afbench{os.getpid()}b")
+
+    def remove() -> None:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    def end(*_: object) -> None:  # at once: an exception from here might be lost in a finalizer
+        remove()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTERM)
+
+    usual = signal.signal(signal.SIGTERM, end)
     try:
         for name in names:
             _ip("netns", "add", name)
@@ -48,8 +62,8 @@ def cabled_namespaces() -> Iterator[tuple[str, str]]:
                 raise EnvironmentUnfit(f"{CARD} of the namespaces {left} and {right} does not come up")
         yield names
     finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        remove()
+        signal.signal(signal.SIGTERM, usual)
 
 
 def enter_namespace(name: str) -> None:
