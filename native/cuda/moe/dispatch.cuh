@@ -6,6 +6,7 @@
 namespace moe {
 
 constexpr uint32_t kReceiveBarrier = 1;
+constexpr uint32_t kScalesInHand = 2;  // of a lane: those of a row of 8,192 elements and 128 for each scale
 
 // A warp's own place for rows under way, and the barrier by which loads into it end.
 struct Stage {
@@ -210,12 +211,46 @@ struct Coming {
   uint32_t place;   // which row of the parcel it is
   uint32_t wanted;  // lanes whose expert is here; 0: nothing to do
   bool starts;      // on its way to the stage
+  float scales[kScalesInHand];
 };
 
 __device__ inline const char* row_of(const Exchange& ex, const Dispatch& go, uint32_t step, const Item& item,
                                      uint32_t place) {
   if (item.source == ex.rank) return go.x + static_cast<uint64_t>(item.token) * ex.row_bytes;
   return in<char>(ex, item.source, step, ex.slots) + static_cast<uint64_t>(place) * ex.slot_bytes;
+}
+
+__device__ inline const float* scales_of(const Exchange& ex, const Dispatch& go, const Item& item, const char* row) {
+  if (item.source == ex.rank) return go.scales + static_cast<uint64_t>(item.token) * ex.scales;
+  return reinterpret_cast<const float*>(row + ex.row_bytes);
+}
+
+// The scales of a row that is there: loads the first of them, which `put_scales` stores when rows are under way.
+__device__ inline void load_scales(const Exchange& ex, const float* from, Coming& coming) {
+#pragma unroll
+  for (uint32_t i = 0; i < kScalesInHand; ++i) {
+    const uint32_t at = i * 32 + lane_of();
+    coming.scales[i] = at < ex.scales ? __ldcg(from + at) : 0;
+  }
+}
+
+// Scales of a row lie beside each other; in slots each lies beside those of the expert's other rows, as the matrix libraries of callers
+// want it: a store for each. `row` and `expert`: of the choice of each lane.
+__device__ inline void put_scales(const Exchange& ex, const Dispatch& go, const float* from, const Coming& coming,
+                                  uint32_t expert, uint32_t row) {
+  const uint32_t unit = ex.slot_rows != 0 ? ex.slot_rows : 1;
+  const uint64_t first = ex.slot_rows != 0 ? static_cast<uint64_t>(expert) * (ex.scales - 1) * ex.slot_rows + row
+                                           : static_cast<uint64_t>(row) * ex.scales;
+#pragma unroll 1
+  for (uint32_t begin = 0; begin < ex.scales; begin += 32) {
+    const uint32_t at = begin + lane_of();
+    float scale = begin == 0 ? coming.scales[0] : coming.scales[1];
+    if (begin >= kScalesInHand * 32) scale = at < ex.scales ? __ldcg(from + at) : 0;
+    for (uint32_t left = coming.wanted; left != 0; left &= left - 1) {
+      const uint64_t to = __shfl_sync(kAll, first, __ffs(left) - 1);
+      if (at < ex.scales) go.row_scales[to + static_cast<uint64_t>(at) * unit] = scale;
+    }
+  }
 }
 
 // Records are there. Waits for nothing: a token that has come, as it mostly has, is loaded.
@@ -239,6 +274,7 @@ __device__ inline Coming look_at(const Exchange& ex, const Dispatch& go, uint32_
     fence_copies();
     bulk_load(stage.at, row_of(ex, go, step, item, coming.place), ex.stage_bytes, stage.barrier);
   }
+  if (coming.starts) load_scales(ex, scales_of(ex, go, item, row_of(ex, go, step, item, coming.place)), coming);
   return coming;
 }
 
@@ -281,22 +317,9 @@ __device__ inline void take_tokens(const Exchange& ex, const Dispatch& go, uint3
         fence_copies();
         bulk_load(stage.at, from, ex.stage_bytes, stage.barrier);
       }
+      load_scales(ex, scales_of(ex, go, item, from), coming);
     }
-    const float* const scales = source != ex.rank ? reinterpret_cast<const float*>(from + ex.row_bytes)
-                                                  : go.scales + static_cast<uint64_t>(token) * ex.scales;
-    // Scales of a row lie beside each other; in slots each lies beside those of the expert's other rows, as the matrix libraries of
-    // callers want it.
-    const uint32_t unit = ex.slot_rows != 0 ? ex.slot_rows : 1;
-    const uint64_t scale_row = ex.slot_rows != 0 ? static_cast<uint64_t>(expert) * (ex.scales - 1) * ex.slot_rows + row
-                                                 : static_cast<uint64_t>(row) * ex.scales;
-    for (uint32_t begin = 0; begin < ex.scales; begin += 32) {
-      const uint32_t i = begin + lane;
-      const float scale = i < ex.scales ? __ldcg(scales + i) : 0;
-      for (uint32_t left = coming.wanted; left != 0; left &= left - 1) {
-        const uint64_t to = __shfl_sync(kAll, scale_row, __ffs(left) - 1);
-        if (i < ex.scales) go.row_scales[to + static_cast<uint64_t>(i) * unit] = scale;
-      }
-    }
+    const float* const scales = scales_of(ex, go, item, from);
     if (local) {
       go.source_ranks[row] = static_cast<int32_t>(source);
       go.source_tokens[row] = static_cast<int32_t>(token);
@@ -307,10 +330,9 @@ __device__ inline void take_tokens(const Exchange& ex, const Dispatch& go, uint3
       if (lane == 0 && at != 0) bulk_load(stage.at, from + at, bytes, stage.barrier);
       wait_load(stage.barrier, stage.phase);
       stage.phase ^= 1;
-      if (local) {
-        bulk_store(go.rows + static_cast<uint64_t>(row) * ex.row_bytes + at, stage.at, bytes);
-        wait_stage_read<0>();
-      }
+      if (local) bulk_store(go.rows + static_cast<uint64_t>(row) * ex.row_bytes + at, stage.at, bytes);
+      if (at == 0) put_scales(ex, go, scales, coming, expert, row);
+      if (local) wait_stage_read<0>();
       __syncwarp();
     }
   }
