@@ -2,6 +2,10 @@
 # pass, and of many where they lie, by a table made once; and the sum of words.
 
 
+cdef const_ints ints_of(const int64_t[::1] numbers):
+    return const_ints(&numbers[0] if numbers.shape[0] else NULL, numbers.shape[0])
+
+
 class ordering:  # a namespace
     """See asyncfabric._kernels.ordering."""
 

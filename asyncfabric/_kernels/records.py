@@ -34,6 +34,9 @@ class RefusedHead(NamedTuple):
 class RecordLoops(Protocol):
     """Routes of tokens, and the records about them; the GIL is released meanwhile."""
 
+    def range_of(self, experts: Experts | Ints) -> tuple[int, int]:
+        """Return the least and the largest number, also of experts in 8 bytes; (0, 0) where there is none."""
+
     def plan_route(self, experts: Experts, owner: Ints, tokens: Ints, offsets: Ints) -> int:
         """List the tokens of each member, one copy each, ascending; returns how many entries of `tokens` are used.
 

@@ -24,8 +24,6 @@ def arranged(config: MoeConfig, rank: int, handle: MoeHandle, about: Rows) -> Gr
     if handle.groups is None:
         groups = group_rows(about.experts, about.weights, config.experts_of(rank), config.expert_alignment)
         handle.sources = Sources(about.origins, groups, config.max_tokens)
-        handle.tokens_per_expert = torch.from_numpy(groups.counts)
-        handle.offsets = torch.from_numpy(groups.offsets)
         if config.scales:
             zeros = np.zeros((1, config.scales), dtype=np.float32)
             handle.scales = torch.from_numpy(np.concatenate((about.scales, zeros))[groups.row_of])

@@ -8,15 +8,14 @@ of passes changes that order, so the result is the same bit for bit (MOE-3).
 from __future__ import annotations
 
 import anyio
-import numpy as np
 import torch
 
+from asyncfabric._kernels.rows import Part
 from asyncfabric.moe.host.arrivals import ArrivalKind
 from asyncfabric.moe.host.lane import Lane, LaneStep
-from asyncfabric.moe.host.loops import KINDS, as_bytes, row_loops
+from asyncfabric.moe.host.loops import KINDS, row_loops, rows_of
 from asyncfabric.moe.host.passes import NOTHING, circle
 from asyncfabric.moe.host.posting import Fill, PassRows, post_back
-from asyncfabric.moe.host.routing import Ints
 
 
 async def send_back(lane: Lane, step: LaneStep, fill: Fill) -> None:
@@ -75,25 +74,25 @@ def _sums(lane: Lane, step: LaneStep) -> torch.Tensor:
         return step.sums.to(dtype)
     result = torch.empty((len(step.payload), rows.shape[1] // dtype.itemsize), dtype=dtype)
     parts = _parts(lane, step, 0)
-    row_loops().add_rows(rows, KINDS[dtype], step.route.tokens, parts, as_bytes(result))
+    row_loops().add_rows(rows, KINDS[dtype], step.route.tokens, parts, rows_of(result))
     return result
 
 
-def _parts(lane: Lane, step: LaneStep, number: int) -> Ints:
+def _parts(lane: Lane, step: LaneStep, number: int) -> list[Part]:
     """Return where the rows of each member lie in one pass, in the order of the circle: that of the sum."""
-    plan, offsets = lane.plan(step, "back", lane.me), step.route.offsets.tolist()
-    found: list[int] = []
+    plan, bounds = lane.plan(step, "back", lane.me), step.bounds
+    found: list[Part] = []
     if number < plan.passes:
         for member in plan.senders(number):
-            segment = plan.segment(member, number)
-            found += (offsets[member] + segment.begin, offsets[member] + segment.end, segment.at)
-    return np.array(found, dtype=np.int64).reshape(-1, 3)
+            begin, end, at = plan.segment(member, number)
+            found.append((bounds[member] + begin, bounds[member] + end, at))
+    return found
 
 
 async def _post_back(lane: Lane, step: LaneStep, number: int, fill: Fill) -> None:
     """Post our part of one pass; cancellation: as `post_back`."""
     assert step.offsets is not None
-    segments, bounds = dict(lane.outgoing(step, "back", number)), step.offsets.tolist()
+    segments, bounds = dict(lane.outgoing(step, "back", number)), step.offsets
     outgoing: list[PassRows] = []
     for member in circle(lane.me, lane.shape.members):
         segment = segments.get(member, NOTHING)

@@ -11,9 +11,10 @@ from functools import partial
 from itertools import pairwise
 
 import anyio
+import numpy as np
 from anyio.lowlevel import checkpoint
 
-from asyncfabric._kernels.rows import Span
+from asyncfabric._kernels.rows import RowBytes, Span
 from asyncfabric.moe.host.arrivals import ArrivalKind
 from asyncfabric.moe.host.grouping import Groups
 from asyncfabric.moe.host.lane import Lane, LaneStep
@@ -27,7 +28,7 @@ Arrange = Callable[[Rows], Groups | None]
 """Given what all arrived rows are about, returns how they are grouped; None: they stay as they came."""
 
 
-async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owner: Ints) -> LaneStep:
+async def send_rows(lane: Lane, number: int, payload: RowBytes, about: Rows, owner: Ints) -> LaneStep:
     """Begin a step: push the record and the private rows to every member.
 
     Args:
@@ -49,7 +50,7 @@ async def send_rows(lane: Lane, number: int, payload: Bytes, about: Rows, owner:
     shape, memory = lane.shape, lane.memory
     route = find_route(about.experts, owner, shape.members)
     bounds, tokens = route.offsets.tolist(), route.tokens
-    step = LaneStep(number, number % shape.in_flight, route, payload)
+    step = LaneStep(number, number % shape.in_flight, route, bounds, payload)
     slots = lane.slots(step.turn)
     write_records(slots.fronts, lane.me, number, about, owner, route)
     spans = [(begin, min(end, begin + shape.private)) for begin, end in pairwise(bounds)]
@@ -90,8 +91,8 @@ async def receive_rows(lane: Lane, step: LaneStep, arrange: Arrange) -> Bytes:
     if step.partial is None:
         step.partial = _private_rows(lane, step, groups)
     out = step.partial
-    while await _go_on(lane, step, groups, out):
-        pass
+    while step.taken < lane.passes(step, "rest"):
+        await _go_on(lane, step, groups, out)
     step.partial = None
     return out
 
@@ -99,18 +100,19 @@ async def receive_rows(lane: Lane, step: LaneStep, arrange: Arrange) -> Bytes:
 def read_all(lane: Lane, step: LaneStep) -> None:
     """Read the records of all members; they have arrived."""
     fronts = lane.memory.arriving[step.turn].fronts
-    step.counts, step.offsets, step.rows = read_records(fronts, lane.shape, lane.me, step.number)
+    counts, offsets, step.rows = read_records(fronts, lane.shape, lane.me, step.number)
+    step.counts, step.offsets = counts.tolist(), offsets.tolist()
 
 
 def _private_rows(lane: Lane, step: LaneStep, groups: Groups | None) -> Bytes:
     """Return the output rows, with the own ones, those of the private slots, and padding filled in."""
     assert step.offsets is not None
-    shape, bounds = lane.shape, step.offsets.tolist()
+    shape, bounds = lane.shape, step.offsets
     out = lane.shelf.rows(bounds[-1] if groups is None else int(groups.offsets[-1]), shape.row_bytes)
     if groups is not None and len(groups.row_of) > len(groups.position):
         out[groups.row_of < 0] = 0
     spans = [(begin, min(end, begin + shape.private)) for begin, end in pairwise(bounds)]
-    sources = list(lane.memory.arriving[step.turn].private)
+    sources: list[RowBytes] = [*lane.memory.arriving[step.turn].private]
     picked: list[Ints | None] = [None] * shape.members
     spans[lane.me], sources[lane.me] = (bounds[lane.me], bounds[lane.me + 1]), step.payload
     picked[lane.me] = step.route.of(lane.me)
@@ -119,27 +121,26 @@ def _private_rows(lane: Lane, step: LaneStep, groups: Groups | None) -> Bytes:
 
 
 def _place(
-    groups: Groups | None, spans: list[Span], sources: list[Bytes], picked: list[Ints | None], out: Bytes
+    groups: Groups | None, spans: list[Span], sources: list[RowBytes], picked: list[Ints | None], out: Bytes
 ) -> None:
     """Copy the arrived rows of the spans, each from its source, to all their places."""
     if groups is not None:
         row_loops().spread_rows(spans, sources, picked, groups.pair_offsets, groups.position, out)
         return
     for (begin, end), rows, index in zip(spans, sources, picked, strict=True):
-        if index is None:
-            out[begin:end] = rows[: end - begin]
-        else:
+        if index is not None:
             row_loops().take_rows(rows, index, [(0, end - begin)], [out[begin:end]])
+        else:
+            assert isinstance(rows, np.ndarray)  # all but the own rows, which are picked
+            out[begin:end] = rows[: end - begin]
 
 
-async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) -> bool:
-    """Do the next pass: post our part of it, take what came. Returns False when there is none left.
+async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) -> None:
+    """Do the next pass: post our part of it, take what came.
 
     What follows a wait is shielded: the arrivals count as seen by then, so it must not be done by halves.
     """
     number = step.taken
-    if number >= lane.passes(step, "rest"):
-        return False
     shape, mine = lane.shape, lane.plan(step, "rest", lane.me)
     if step.posted == number:
         outgoing = lane.outgoing(step, "rest", number)
@@ -155,10 +156,10 @@ async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) 
         await lane.arrivals.wait(ArrivalKind.REST, step.turn, senders, _what(step, "rows"), lane.names)
         assert step.offsets is not None
         spans: list[Span] = []
-        sources: list[Bytes] = []
+        sources: list[RowBytes] = []
         for member in senders:
             if member != lane.me:
-                segment, first = mine.segment(member, number), int(step.offsets[member]) + shape.private
+                segment, first = mine.segment(member, number), step.offsets[member] + shape.private
                 spans.append((first + segment.begin, first + segment.end))
                 sources.append(lane.memory.incoming.rest[step.turn][segment.at :])
         _place(groups, spans, sources, [None] * len(spans), out)
@@ -166,12 +167,11 @@ async def _go_on(lane: Lane, step: LaneStep, groups: Groups | None, out: Bytes) 
             with anyio.CancelScope(shield=True):
                 await lane.send_empty(ArrivalKind.REST_TAKEN, step.turn, mine.senders(number + 1))
     step.taken += 1
-    return True
 
 
 async def _post_rest(lane: Lane, step: LaneStep, outgoing: list[tuple[int, Segment]]) -> None:
     """Post our part of one pass; cancellation: as `post_rest`."""
-    bounds = step.route.offsets.tolist()
+    bounds = step.bounds
     firsts = [bounds[member] + lane.shape.private for member, _ in outgoing]
     await post_rest(
         lane,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from asyncfabric._kernels.rows import RowBytes
 from asyncfabric.moe.host.grouping import Groups
 from asyncfabric.moe.host.lane import LaneStep
 from asyncfabric.moe.host.record import Bytes
@@ -24,8 +25,6 @@ class MoeHandle:
         rows: the tokens of all ranks that go to experts of this rank, shape [rows, hidden], grouped by expert in the
             order of experts; within an expert in the order of ranks, then of tokens. Rows of padding are zeros.
         scales: the scales of each row, shape [rows, scales]; None where tokens have none.
-        tokens_per_expert: rows of each expert of this rank, without padding, int64.
-        offsets: row at which each expert begins; the last entry is the number of rows. int64.
     """
 
     number: int
@@ -37,12 +36,20 @@ class MoeHandle:
     groups: Groups | None = None
     rows: torch.Tensor | None = None
     scales: torch.Tensor | None = None
-    tokens_per_expert: torch.Tensor | None = None
-    offsets: torch.Tensor | None = None
     sources: Sources | None = None
-    outputs: tuple[Bytes, int] | None = None
+    outputs: tuple[RowBytes, int] | None = None
     returned: bool = False
     combined: bool = False
+
+    @property
+    def tokens_per_expert(self) -> torch.Tensor | None:
+        """Rows of each expert of this rank, without padding, int64."""
+        return None if self.groups is None else torch.from_numpy(self.groups.counts)
+
+    @property
+    def offsets(self) -> torch.Tensor | None:
+        """Row at which each expert begins; the last entry is the number of rows. int64."""
+        return None if self.groups is None else torch.from_numpy(self.groups.offsets)
 
     @property
     def row_weights(self) -> torch.Tensor | None:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import anyio
-import numpy as np
 import torch
 
 from asyncfabric import BusyError, Fabric, Peer, PeerGroup, RegionKey, ScatterTarget, Transfer
+from asyncfabric._kernels.rows import RowBytes
 from asyncfabric.errors import FabricError, StaleKeyError
 from asyncfabric.moe.faults import missing
 from asyncfabric.moe.host.arrivals import ArrivalKind, RankArrivals
@@ -28,7 +28,7 @@ from asyncfabric.moe.host.buffers import LaneShape
 from asyncfabric.moe.host.memory import LaneMemory, LaneSlots, ReceivingMemory, Slot
 from asyncfabric.moe.host.passes import PassPlan, Segment, rows_before
 from asyncfabric.moe.host.record import Bytes, Rows
-from asyncfabric.moe.host.routing import Ints, Route
+from asyncfabric.moe.host.routing import Route
 from asyncfabric.moe.host.shelf import Shelf
 
 _Posted = tuple[Transfer, tuple[int, ...]]
@@ -51,10 +51,11 @@ class LaneStep:
         number: of the step.
         turn: which memory it uses.
         route: what this member sends.
+        bounds: where the tokens for each member begin in the route; one more entry.
         payload: rows of the tokens, shape [tokens, row_bytes]; read until everything is sent.
         counts: rows from each member (first index) to each member, once all records are there.
-        rows: what the arrived rows are about, in the order of members, then of tokens.
         offsets: where the rows of each member begin; one more entry.
+        rows: what the arrived rows are about, in the order of members, then of tokens.
         taken: passes of the rest that were taken from the area.
         posted: passes of the rest that were posted.
         partial: output rows, while some of their passes are still to come.
@@ -65,10 +66,11 @@ class LaneStep:
     number: int
     turn: int
     route: Route
-    payload: Bytes
-    counts: Ints | None = None
+    bounds: list[int]
+    payload: RowBytes
+    counts: list[list[int]] | None = None
+    offsets: list[int] | None = None
     rows: Rows | None = None
-    offsets: Ints | None = None
     taken: int = 0
     posted: int = 0
     partial: Bytes | None = None
@@ -140,13 +142,14 @@ class Lane:
 
     def take_ended(self, what: str) -> None:
         """Forget what was posted as `what` and has ended; raises as `settle`."""
-        left: list[_Posted] = []
-        over: list[_Posted] = []
-        for one in self._posted.get(what, ()):
-            (over if one[0].done else left).append(one)
-        self._posted[what] = left
-        for transfer, members in over:
-            self._result(transfer, members)
+        posted = self._posted.get(what)
+        if not posted:
+            return
+        ended = [transfer.done for transfer, _ in posted]
+        self._posted[what] = [one for one, over in zip(posted, ended, strict=True) if not over]
+        for (transfer, members), over in zip(posted, ended, strict=True):
+            if over:
+                self._result(transfer, members)
 
     async def settle(self, what: str) -> None:
         """Return when nothing that was posted as `what` reads the staging memory any more.
@@ -157,8 +160,10 @@ class Lane:
 
         Cancellation: shielded; the fabric bounds it by its drain and peer deadlines. What is posted must arrive whole.
         """
-        pending = [transfer for transfer, _ in self._posted.get(what, ()) if not transfer.done]
-        if pending:
+        posted = self._posted.get(what)
+        if not posted:
+            return
+        if pending := [transfer for transfer, _ in posted if not transfer.done]:
             with anyio.CancelScope(shield=True):
                 for transfer in pending:
                     try:
@@ -250,13 +255,17 @@ class Lane:
     def _flow(self, step: LaneStep, which: str) -> Flow:
         found = step.flows.get(which)
         if found is None:
-            assert step.counts is not None
-            if which == "back":
-                counts, room = step.counts, self.shape.back_rows
-            else:
-                counts, room = np.maximum(step.counts.T - self.shape.private, 0), self.shape.area_rows
-            listed: list[list[int]] = counts.tolist()
-            found = step.flows[which] = Flow(listed, room, -(-max(map(sum, listed)) // max(1, room)))
+            counts, private = step.counts, self.shape.private
+            assert counts is not None
+            room = self.shape.back_rows
+            if which == "rest":
+                room = self.shape.area_rows
+                # Mostly private slots hold all.
+                fits = max(map(max, counts)) <= private
+                counts = [
+                    [0 if fits else max(0, rows - private) for rows in each] for each in zip(*counts, strict=True)
+                ]
+            found = step.flows[which] = Flow(counts, room, -(-max(map(sum, counts)) // max(1, room)))
         return found
 
     def _slot(self, turn: int, member: int) -> Slot:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from asyncfabric._kernels.rows import Span
+from asyncfabric._kernels.rows import RowBytes, Span
 from asyncfabric.moe.host.backward import receive_back, send_back
 from asyncfabric.moe.host.forward import Arrange, receive_rows, send_rows
 from asyncfabric.moe.host.handle import MoeHandle
@@ -30,7 +30,7 @@ class Path(Protocol):
     def mapped_ranks(self) -> tuple[int, ...]:
         """The ranks in whose memory this process stores itself, in the order of lanes."""
 
-    async def send(self, number: int, epoch: int, payload: Bytes, about: Rows) -> MoeHandle:
+    async def send(self, number: int, epoch: int, payload: RowBytes, about: Rows) -> MoeHandle:
         """Begin a step. Cancellation: it did not begin."""
 
     async def receive(self, handle: MoeHandle, arrange: Arrange) -> Bytes:
@@ -64,7 +64,7 @@ class StraightPath:
         """The ranks in whose memory this process stores itself."""
         return self._lane.mapped_ranks
 
-    async def send(self, number: int, epoch: int, payload: Bytes, about: Rows) -> MoeHandle:
+    async def send(self, number: int, epoch: int, payload: RowBytes, about: Rows) -> MoeHandle:
         """Begin a step. Cancellation: it did not begin."""
         return MoeHandle(number, epoch, await send_rows(self._lane, number, payload, about, self._owner))
 
@@ -97,7 +97,7 @@ class NodePath:
         """The ranks in whose memory this process stores itself: across nodes, then in the node."""
         return self._across.mapped_ranks + self._inside.mapped_ranks
 
-    async def send(self, number: int, epoch: int, payload: Bytes, about: Rows) -> MoeHandle:
+    async def send(self, number: int, epoch: int, payload: RowBytes, about: Rows) -> MoeHandle:
         """Begin a step. Cancellation: it did not begin."""
         return MoeHandle(number, epoch, await send_rows(self._across, number, payload, about, self._node_owner))
 

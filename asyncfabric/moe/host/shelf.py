@@ -25,8 +25,8 @@ MOST_BYTES = 128 << 20
 
 @dataclass(slots=True, eq=False)  # a place is itself: arrays in it have no truth value to compare by
 class _Place:
-    memory: Bytes
-    holder: ref[Bytes]
+    memory: memoryview
+    holder: ref[Bytes] | ref[memoryview]
 
 
 class Shelf:
@@ -58,7 +58,7 @@ class Shelf:
         """Return a place with room that nobody holds, a new one where there may be one more, or None."""
         free = [place for place in self._places if place.holder() is None]
         for place in free:
-            if len(place.memory) >= length + ALIGNMENT:
+            if len(place.memory) >= length:
                 return place
         if len(self._places) >= self._most:
             if not free:
@@ -69,10 +69,12 @@ class Shelf:
         return self._places[-1]
 
 
-def _memory(length: int) -> Bytes:
-    return np.empty(length + ALIGNMENT, dtype=np.uint8)
+def _memory(length: int) -> memoryview:
+    memory: Bytes = np.empty(length + ALIGNMENT, dtype=np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return memory.data[begin : begin + length]
 
 
-def _handed(memory: Bytes, length: int) -> Bytes:
+def _handed(memory: memoryview, length: int) -> Bytes:
     """Return an array of its own over the beginning: numpy lets views refer to it and not to `memory` behind it."""
-    return np.frombuffer(memory.data, np.uint8, length, -memory.ctypes.data % ALIGNMENT)
+    return np.frombuffer(memory, np.uint8, length)

@@ -5,12 +5,16 @@ Pure functions, any thread. Misuse raises here, before anything was sent.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 
+from asyncfabric._kernels.rows import RowMemory
 from asyncfabric.moe.config import INDEX_DTYPES, MoeConfig
-from asyncfabric.moe.host.loops import KINDS, as_bytes
+from asyncfabric.moe.host.loops import KINDS, record_loops, rows_of
 from asyncfabric.moe.host.record import Bytes, Rows
+from asyncfabric.moe.host.routing import Experts
 
 
 def checked_tokens(
@@ -20,8 +24,8 @@ def checked_tokens(
     indices: torch.Tensor,
     weights: torch.Tensor,
     scales: torch.Tensor | None,
-) -> tuple[Bytes, Rows]:
-    """Return (bytes of the tokens, what they are about).
+) -> tuple[RowMemory, Rows]:
+    """Return (the tokens as rows, what they are about).
 
     Raises:
         TypeError: not tensors, or of another dtype.
@@ -34,7 +38,7 @@ def checked_tokens(
     _check("indices", indices, INDEX_DTYPES, config.top_k, count)
     _check("weights", weights, (torch.float32,), config.top_k, count)
     experts = indices.numpy()
-    low, high = (int(experts.min()), int(experts.max())) if count else (0, 0)
+    low, high = record_loops().range_of(experts)
     if not -1 <= low <= high < config.num_experts:
         raise ValueError(f"indices must be in -1..{config.num_experts - 1}, -1 for none; got {low}..{high}")
     if config.scales:
@@ -46,8 +50,9 @@ def checked_tokens(
         if scales is not None:
             raise TypeError("scales were given, but config.scale_block is 0")
         given = np.empty((count, 0), dtype=np.float32)
-    origins = np.arange(count, dtype=np.int32) + np.int32(rank * config.max_tokens)
-    return as_bytes(x.detach()), Rows(origins, experts.astype(np.int32, copy=False), weights.detach().numpy(), given)
+    origins = _origins(rank, config.max_tokens)[:count]
+    factors = (weights.detach() if weights.requires_grad else weights).numpy()
+    return rows_of(x), Rows(origins, experts.astype(np.int32, copy=False), factors, given)
 
 
 def tokens_in(config: MoeConfig, rows: Bytes) -> torch.Tensor:
@@ -57,15 +62,32 @@ def tokens_in(config: MoeConfig, rows: Bytes) -> torch.Tensor:
     return torch.from_numpy(rows).view(config.in_torch)
 
 
-def checked_outputs(config: MoeConfig, outputs: torch.Tensor, rows: int) -> tuple[Bytes, int]:
-    """Return the outputs of the experts as bytes, and the kind of their elements; raises as `checked_tokens`."""
+def checked_outputs(config: MoeConfig, outputs: torch.Tensor, rows: int) -> tuple[RowMemory, int]:
+    """Return the outputs of the experts as rows, and the kind of their elements; raises as `checked_tokens`."""
     _check("expert_rows", outputs, (config.out_torch,), config.hidden, rows)
-    return as_bytes(outputs.detach()), KINDS[outputs.dtype]
+    return rows_of(outputs), KINDS[outputs.dtype]
+
+
+@lru_cache
+def _origins(rank: int, max_tokens: int) -> Experts:
+    """Return where tokens of a rank come from."""
+    origins = np.arange(rank * max_tokens, (rank + 1) * max_tokens, dtype=np.int32)
+    origins.setflags(write=False)
+    return origins
+
+
+def _fits(given: object, dtypes: tuple[torch.dtype, ...], width: int, rows: int | None) -> bool:
+    if not isinstance(given, torch.Tensor) or given.dtype not in dtypes or not given.is_cpu:
+        return False
+    shape = given.shape
+    return len(shape) == 2 and shape[1] == width and rows in (None, shape[0]) and given.is_contiguous()
 
 
 def _check(
     name: str, given: torch.Tensor, dtypes: tuple[torch.dtype, ...], width: int, rows: int | None = None
 ) -> None:
+    if _fits(given, dtypes, width, rows):
+        return
     if not isinstance(given, torch.Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(given).__name__}")
     if given.dtype not in dtypes:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <memory>
+#include <numeric>
 #include <vector>
 
 #include "asyncfabric/rows.h"
@@ -43,6 +45,10 @@ size_t length_of(std::span<const int64_t> offsets, size_t member) {
   return static_cast<size_t>(offsets[member + 1] - offsets[member]);
 }
 
+struct Goal {
+  size_t member, token;
+};
+
 bool known(std::span<const int32_t> experts, std::span<const int64_t> owner) {
   return std::all_of(experts.begin(), experts.end(),
                      [&](int32_t each) { return each >= -1 && each < static_cast<int64_t>(owner.size()); });
@@ -56,26 +62,26 @@ int64_t plan_route(std::span<const int32_t> experts, size_t choices, std::span<c
   const size_t members = offsets.size() - 1;
   for (const int64_t member : owner)
     if (member < -1 || member >= static_cast<int64_t>(members)) return -1;
+  // Each goal, a member of a token, once. Where a choice goes is chance: goals are listed without a branch for each.
   const size_t count = experts.size() / choices;
-  std::vector<size_t> seen(members, count), next(members);
-  const auto each_goal = [&](const auto& call) {
-    std::fill(seen.begin(), seen.end(), count);
-    for (size_t token = 0; token < count; ++token)
-      for (const int32_t expert : experts.subspan(token * choices, choices)) {
-        const int64_t member = expert < 0 ? -1 : owner[static_cast<size_t>(expert)];
-        if (member < 0 || seen[static_cast<size_t>(member)] == token) continue;
-        seen[static_cast<size_t>(member)] = token;
-        call(static_cast<size_t>(member), token);
-      }
-  };
+  const auto goals = std::make_unique_for_overwrite<Goal[]>(experts.size() + 1);
+  std::vector<size_t> seen(members + 1, count), next(members);  // the last is the member of choices without one
+  size_t listed = 0;
+  for (size_t token = 0; token < count; ++token)
+    for (const int32_t expert : experts.subspan(token * choices, choices)) {
+      const int64_t found = expert < 0 ? -1 : owner[static_cast<size_t>(expert)];
+      const size_t member = found < 0 ? members : static_cast<size_t>(found);
+      goals[listed] = {member, token};
+      listed += (member != members) & (seen[member] != token);
+      seen[member] = token;
+    }
+  if (listed > tokens.size()) return -1;
   std::fill(offsets.begin(), offsets.end(), 0);
-  each_goal([&](size_t member, size_t) { ++offsets[member + 1]; });
-  for (size_t member = 0; member < members; ++member) {
-    next[member] = static_cast<size_t>(offsets[member]);
-    offsets[member + 1] += offsets[member];
-  }
-  if (static_cast<uint64_t>(offsets.back()) > tokens.size()) return -1;
-  each_goal([&](size_t member, size_t token) { tokens[next[member]++] = static_cast<int64_t>(token); });
+  for (size_t goal = 0; goal < listed; ++goal) ++offsets[goals[goal].member + 1];
+  std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
+  std::copy(offsets.begin(), offsets.end() - 1, next.begin());
+  for (size_t goal = 0; goal < listed; ++goal)
+    tokens[next[goals[goal].member]++] = static_cast<int64_t>(goals[goal].token);
   return offsets.back();
 }
 

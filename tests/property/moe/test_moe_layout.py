@@ -15,6 +15,7 @@ from asyncfabric.errors import RemoteProtocolError
 from asyncfabric.moe import MoeConfig, buffer_bytes
 from asyncfabric.moe.host.buffers import LaneShape
 from asyncfabric.moe.host.grouping import group_rows
+from asyncfabric.moe.host.loops import record_loops
 from asyncfabric.moe.host.passes import PassPlan, circle
 from asyncfabric.moe.host.record import Records, Rows, find_route, read_records, write_records
 from asyncfabric.moe.host.routing import Route, owner_of_expert, owners, plan_route
@@ -33,6 +34,15 @@ def choices(draw: Any) -> tuple[int, Array]:
     shape = (draw(st.integers(0, 20)), draw(st.integers(1, 10)))
     seed = draw(st.integers(0, 1 << 20))
     return experts, np.random.default_rng(seed).integers(-1, experts, size=shape).astype(np.int32)
+
+
+@compiled
+@given(choices(), st.sampled_from([np.int32, np.int64]))
+def test_the_range_of_experts_is_that_of_numpy(drawn: tuple[int, Array], dtype: Any) -> None:
+    _, experts = drawn
+    wide = experts.astype(dtype) + (1 << 40 if dtype is np.int64 else 0)
+    found = record_loops().range_of(wide)
+    assert found == ((wide.min(), wide.max()) if wide.size else (0, 0))
 
 
 @given(choices(), st.integers(1, 9), st.booleans())

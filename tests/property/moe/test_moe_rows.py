@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("asyncfabric._native._engine", reason="needs the compiled engine: make build")
 
-from asyncfabric.moe.host.loops import KINDS, as_bytes, row_loops
+from asyncfabric.moe.host.loops import KINDS, as_bytes, row_loops, rows_of
 from asyncfabric.moe.host.shelf import LEAST_BYTES, MOST_BYTES, Shelf
 
 WIDTHS = (16, 48, 64, 144)
@@ -127,6 +128,29 @@ def test_large_targets_are_written_past_the_caches_and_whole() -> None:
     assert np.array_equal(target[position], np.repeat(source, 4, axis=0))
 
 
+def test_rows_where_they_lie_are_taken_as_those_of_arrays_and_keep_their_owner() -> None:
+    tensor = torch.arange(6 * 32, dtype=torch.int16).reshape(6, 32)
+    wanted, still = as_bytes(tensor.clone()), ref(tensor)
+    lying = rows_of(tensor)
+    del tensor
+    assert len(lying) == 6 and still() is not None
+    index = np.array([5, 0, 3], dtype=np.int64)
+    taken = torch.zeros((3, 32), dtype=torch.int16)
+    row_loops().take_rows(lying, index, [(0, 2), (2, 3)], [rows_of(taken), as_bytes(taken)[2:]])
+    assert np.array_equal(as_bytes(taken), wanted[index])
+    del lying
+    assert still() is None
+
+
+def test_arrays_of_other_elements_are_refused() -> None:
+    rows, index = np.zeros((2, 16), dtype=np.uint8), np.zeros(2, dtype=np.int64)
+    for source, listed in ((rows.view(np.int16), index), (rows.reshape(-1), index), (rows, index.astype(np.int32))):
+        with pytest.raises(ValueError, match=r"elements of \d bytes in \d dimensions are wanted"):
+            row_loops().take_rows(source, listed, [(0, 2)], [rows.copy()])
+    with pytest.raises(ValueError, match="not C-contiguous"):
+        row_loops().take_rows(np.zeros((2, 32), dtype=np.uint8)[:, :16], index, [(0, 2)], [rows.copy()])
+
+
 def test_what_points_outside_is_refused_and_nothing_is_written() -> None:
     source, target = np.zeros((3, 16), dtype=np.uint8), np.full((3, 16), 0xA5, dtype=np.uint8)
     for index in ([0, 1, 3], [0, -1, 1], [0, 1]):
@@ -147,7 +171,7 @@ def test_what_points_outside_is_refused_and_nothing_is_written() -> None:
     for wrong in (target[:, ::2], target.reshape(-1), target.view(np.int32)):
         with pytest.raises((ValueError, BufferError)):
             row_loops().take_rows(source, position, [(0, 1)], [wrong])
-    with pytest.raises(ValueError, match="an end and a place"):
+    with pytest.raises(ValueError, match="values to unpack"):
         row_loops().add_rows(source, 0, np.zeros(0, np.int64), np.zeros((1, 2), np.int64), target)
     assert (target == 0xA5).all()
 

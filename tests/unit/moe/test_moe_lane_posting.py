@@ -92,7 +92,7 @@ def test_one_pass_has_the_segments_of_the_plans(which: str, seed: int) -> None:
     counts = random.integers(0, 9, size=(members, members)) * random.integers(0, 2, size=(members, members))
     me = int(random.integers(0, members))
     none = np.zeros(0, dtype=np.int64)
-    step = LaneStep(0, 0, Route(none, none), np.zeros((0, 64), dtype=np.uint8), counts)
+    step = LaneStep(0, 0, Route(none, none), [], np.zeros((0, 64), dtype=np.uint8), counts.tolist())
     found = lane_on(None, me, members).outgoing(step, which, 0)
     rows = counts if which == "back" else np.maximum(counts.T - 4, 0)
     wanted = [(member, PassPlan(rows[member].tolist(), member, 1000).segment(me, 0)) for member in range(members)]
