@@ -7,12 +7,25 @@
 namespace asyncfabric::rows {
 namespace {
 
-using Codes = uint8_t __attribute__((vector_size(16)));
+using Codes = uint8_t __attribute__((vector_size(kLanes)));
 
 constexpr uint32_t kSize = 0x7fffffff, kInfinite = 0x7f800000;
 constexpr uint32_t kLargest = 0x43e00000, kLeastNormal = 0x3c800000;  // 448 and 2**-6, of float8_e4m3fn
 constexpr uint32_t kBiasApart = (127 - 7) << 3;                       // of the exponents, in codes
 constexpr float kStepsOfOne = 512.0F, kWhole = 0x1p23F;               // below 2**-6 codes are steps of 2**-9
+
+// The lowest byte of each word.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+[[gnu::always_inline]] inline void lowest_bytes(const Words& in, Codes& out) {
+  using Bytes = uint8_t __attribute__((vector_size(4 * kLanes)));
+  const auto bytes = reinterpret_cast<Bytes>(in);
+  out = __builtin_shufflevector(bytes, bytes, 0, 4, 8, 12, 16, 20, 24, 28);
+}
+#else
+[[gnu::always_inline]] inline void lowest_bytes(const Words& in, Codes& out) {
+  out = __builtin_convertvector(in, Codes);
+}
+#endif
 
 // Whole vectors of a row, and then what is left, by way of one that is filled up with zeros.
 template <size_t kFrom, size_t kTo, class Each>
@@ -86,7 +99,8 @@ void quantise(uint8_t* target, const uint8_t* source, float scale, size_t width)
     const Words normal = ((size + 0x7ffff + ((size >> 20) & 1)) >> 20) - kBiasApart;
     Words code = size < kLeastNormal ? tiny & 0xff : normal;
     code = (code & numbers) | (0x7f & ~numbers) | (bits >> 24 & 0x80);
-    const Codes codes = __builtin_convertvector(code, Codes);
+    Codes codes;
+    lowest_bytes(code, codes);
     std::memcpy(to, &codes, sizeof codes);
   });
 }

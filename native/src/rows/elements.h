@@ -1,4 +1,4 @@
-// elements.h: sixteen elements of a row as fp32 and back, for the loops; included and compiled as loops.h is.
+// elements.h: a vector's elements of a row as fp32 and back, for the loops; included and compiled as loops.h is.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,17 @@
 namespace asyncfabric::rows {
 namespace {
 
+// A vector is what a register holds: compilers take longer ones to pieces by way of memory.
+#if defined(__AVX512F__)
 constexpr size_t kLanes = 16;
-using Floats = float __attribute__((vector_size(64)));
-using Words = uint32_t __attribute__((vector_size(64)));
-using Halves = uint16_t __attribute__((vector_size(32)));
-using Floats8 = float __attribute__((vector_size(32)));
+#elif defined(__AVX2__)
+constexpr size_t kLanes = 8;
+#else
+constexpr size_t kLanes = 4;
+#endif
+using Floats = float __attribute__((vector_size(4 * kLanes)));
+using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
+using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
 using Halves8 = uint16_t __attribute__((vector_size(16)));
 
 // To nearest, even; in the lower halves. Vectors go by reference: no function may depend on how they are returned.
@@ -59,7 +65,8 @@ struct Element<RowKind::kBfloat16> {
 template <>
 struct Element<RowKind::kFloat16> {
   static constexpr size_t kBytes = 2;
-#if defined(__F16C__)  // also with AVX-512: gcc 12 warns about its own header there
+#if defined(__AVX512F__)  // by halves: gcc 12 warns about its own header otherwise
+  using Floats8 = float __attribute__((vector_size(32)));
   // By way of registers: memory that was written in two parts is not read as one without a wait.
   static void widen(const Halves& in, Floats& out) {
     const Halves8 low = __builtin_shufflevector(in, in, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -76,6 +83,13 @@ struct Element<RowKind::kFloat16> {
     const auto second =
         reinterpret_cast<Halves8>(_mm256_cvtps_ph(reinterpret_cast<__m256>(high), _MM_FROUND_TO_NEAREST_INT));
     out = __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+#elif defined(__F16C__)
+  static void widen(const Halves& in, Floats& out) {
+    out = reinterpret_cast<Floats>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(in)));
+  }
+  static void narrow(const Floats& in, Halves& out) {
+    out = reinterpret_cast<Halves>(_mm256_cvtps_ph(reinterpret_cast<__m256>(in), _MM_FROUND_TO_NEAREST_INT));
   }
 #else
   static float widened(uint16_t half) {

@@ -26,7 +26,7 @@ struct Single {
   static void store(uint8_t* to, const Floats* in) { Element<kKind>::store(to, *in); }
 };
 
-// 32 elements of bfloat16 as those of even and of odd places: no element has to change its lane to become an fp32.
+// Elements of bfloat16 as those of even and of odd places: no element has to change its lane to become an fp32.
 struct Double {
   static constexpr size_t kVectors = 2, kElements = 2 * kLanes, kBytes = 2 * kElements;
   static void load(const uint8_t* from, Floats* out) {
