@@ -107,8 +107,10 @@ cdef class _RowExports:
     cdef vector[RowPart] parts(self, listed) except *:
         cdef vector[RowPart] found
         cdef RowPart part
-        for begin, end, at in listed:
-            part.begin, part.end, part.at = begin, end, at
+        for numbers in listed:
+            if len(numbers) != 3:
+                raise ValueError(f"a part has a begin, an end and a place, got {len(numbers)} numbers")
+            part.begin, part.end, part.at = numbers
             found.push_back(part)
         return found
 
