@@ -83,6 +83,7 @@ void Core::activate(Peer& peer) {
   if (peer.active) return;
   peer.active = true;
   peer.connect_until_ns = now_ns() + config.connect_deadline_ns;
+  next_tick_ns = 0;
   if (peer.wired) return send_hello(peer);
   peer.wiring = false;  // the job may stand among those of strangers
   connect(peer);
@@ -265,8 +266,10 @@ void Core::tick(uint64_t now) {
                      " within " + std::to_string(config.connect_deadline_ns / 1'000'000) + " ms" + no_descriptor());
           give_up(peer, StatusCode::kPeerUnreachable, PeerState::kLost);
         } else {
-          if (peer.wired && peer.active && now >= peer.next_hello_ns) send_hello(peer);
-          next = std::min(next, now + kSoon);
+          next = std::min(next, peer.connect_until_ns);
+          if (!peer.wired || !peer.active) break;  // wired() and activate() have us look again
+          if (now >= peer.next_hello_ns) send_hello(peer);
+          next = std::min(next, peer.next_hello_ns);
         }
         break;
       case PeerState::kConnected:
