@@ -65,7 +65,8 @@ class FabricConfig:
         polling: adaptive (spin for `spin_us`, then sleep), busy (never sleeps), manual (tests call step()).
         spin_us: how long the adaptive worker spins before it sleeps.
         drain_deadline: how long a cancelled or closing transfer may drain before its peer is disconnected.
-        connect_deadline: how long connection set-up is retried.
+        connect_deadline: how long connection set-up is retried, and how long a peer that lives may take to show memory
+            that is written to for the first time.
         peer_deadline_network: silence after which a peer of another host is lost; while this process did not run
             itself, nobody was silent.
         peer_deadline_host: silence after which a peer of this host is lost.

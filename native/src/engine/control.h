@@ -67,6 +67,8 @@ class Control {
     }
     ready_.notify_one();
     if (thread_.joinable()) thread_.join();
+    later_.clear();
+    behind_.clear();
   }
 
  private:

@@ -164,6 +164,7 @@ struct Core {
   uint64_t close_cookie = 0;
   uint64_t close_until_ns = 0;
   bool close_pending = false;
+  bool close_hurries = false;  // what is not posted is cancelled
 
   // Any thread. All peers are reached by rails that move bytes in post(), so no cycles of ours are needed behind it.
   bool moves_at_once() const { return any_synchronous && asynchronous_peers.load(std::memory_order_relaxed) == 0; }
@@ -256,7 +257,12 @@ struct Core {
   void forget(const Peer& peer);
   void tick(uint64_t now);
   uint64_t check_pulse(Peer& peer, uint64_t now);
+
+  // attaching.cc
+  struct Attaching;
   void attach(KeyTable::Slot& key, Peer& peer);
+  void go_on_attaching(const std::shared_ptr<Attaching>& job);
+  void attached(Attaching& job);
   void fail_parked_on(Peer& peer, KeyTable::Slot* key, Status status, const std::string& why = {});
 
   // handshake.cc

@@ -59,8 +59,9 @@ class Rail {
   virtual Status revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) = 0;
   virtual Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t patience_ns) = 0;
   virtual Status connect(std::string_view address, uint64_t patience_ns, std::unique_ptr<RailPeer>* out) = 0;
-  // The bytes of a key may be hostile.
-  virtual Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) = 0;
+  // The bytes of a key may be hostile. kBusy: the owner has not shown the memory yet; the next call with the same `out` goes on.
+  virtual Status attach(RailPeer& peer, std::string_view key, uint64_t patience_ns,
+                        std::unique_ptr<RemoteMemory>* out) = 0;
 
   // [engine lock] Flushes: each outstanding request to the peer is reported as failed and touches nothing any more (kOk), or
   // kUnsupported: the rail cannot promise that, and the requests stay outstanding until the transport reports them.

@@ -73,8 +73,9 @@ class GatedRail final : public Rail {
     gate().pass();
     return inner_.connect(address, patience_ns, out);
   }
-  Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override {
-    return inner_.attach(peer, key, out);
+  Status attach(RailPeer& peer, std::string_view key, uint64_t patience_ns,
+                std::unique_ptr<RemoteMemory>* out) override {
+    return inner_.attach(peer, key, patience_ns, out);
   }
   Status disconnect(RailPeer& peer) override { return inner_.disconnect(peer); }
   PostResult post(std::span<const WorkRequest> requests) override { return inner_.post(requests); }

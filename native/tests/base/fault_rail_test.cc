@@ -42,7 +42,7 @@ struct Pair {
     EXPECT_TRUE(
         target->register_memory({memory.data(), 4096, kHostDevice, -1, kAccessRemoteWrite}, &exposed, &key).ok());
     EXPECT_TRUE(writer->connect(target->address(), kDeadline, &peer).ok());
-    EXPECT_TRUE(writer->attach(*peer, key, &remote).ok());
+    EXPECT_TRUE(writer->attach(*peer, key, kDeadline, &remote).ok());
   }
 
   WorkRequest write(uint64_t tag, uint64_t offset, uint64_t length) const {

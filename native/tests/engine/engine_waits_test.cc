@@ -21,7 +21,17 @@ class MutePeer {
   void go() {
     const std::lock_guard<std::mutex> guard(mutex_);
     bases_.clear();
+    hides_ = false;
   }
+  void hide() {
+    asked_ = false;
+    hides_ = true;
+  }
+  bool shows() {
+    asked_ = true;
+    return !hides_;
+  }
+  bool was_asked() const { return asked_; }
   bool holds(const void* base) {
     const std::lock_guard<std::mutex> guard(mutex_);
     return bases_.contains(base);
@@ -30,6 +40,7 @@ class MutePeer {
  private:
   std::mutex mutex_;
   std::set<const void*> bases_;
+  std::atomic<bool> hides_{false}, asked_{false};  // it shows nobody its memory
 };
 
 MutePeer& mute_peer() {
@@ -73,8 +84,10 @@ class MutedRail final : public Rail {
   Status connect(std::string_view address, uint64_t patience_ns, std::unique_ptr<RailPeer>* out) override {
     return inner_.connect(address, patience_ns, out);
   }
-  Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override {
-    return inner_.attach(peer, key, out);
+  Status attach(RailPeer& peer, std::string_view key, uint64_t patience_ns,
+                std::unique_ptr<RemoteMemory>* out) override {
+    if (!until_it_goes(patience_ns, [] { return !mute_peer().shows(); })) return StatusCode::kBusy;
+    return inner_.attach(peer, key, 0, out);
   }
   Status disconnect(RailPeer& peer) override { return inner_.disconnect(peer); }
   PostResult post(std::span<const WorkRequest> requests) override { return inner_.post(requests); }
@@ -84,14 +97,18 @@ class MutedRail final : public Rail {
   void cancel_wait() override { inner_.cancel_wait(); }
 
  private:
-  static bool waits_in_vain(const HeldMemory& held, uint64_t patience_ns) {
+  template <class Holds>
+  static bool until_it_goes(uint64_t patience_ns, Holds holds) {
     const uint64_t until = now_ns() + patience_ns;
-    while (mute_peer().holds(held.base)) {
-      if (now_ns() >= until) return true;
+    while (holds()) {
+      if (now_ns() >= until) return false;
       const timespec nap{0, 50'000};
       nanosleep(&nap, nullptr);
     }
-    return false;
+    return true;
+  }
+  static bool waits_in_vain(const HeldMemory& held, uint64_t patience_ns) {
+    return !until_it_goes(patience_ns, [&] { return mute_peer().holds(held.base); });
   }
   LoopbackRail inner_;
 };
@@ -103,6 +120,7 @@ Status open_muted_rail(const RailSpec& spec, std::unique_ptr<Rail>* out, std::st
 
 constexpr size_t kHeld = 20;
 constexpr uint64_t kDeadlineNs = 1'500'000'000;
+constexpr uint64_t kEndlessNs = 60'000'000'000;  // longer than a test waits
 
 EngineConfig muted() {
   static const bool once = (add_provider("muted", open_muted_rail), true);
@@ -111,8 +129,30 @@ EngineConfig muted() {
   config.rails = {{"muted", "", {}}};
   config.polling = PollingMode::kAdaptive;
   config.drain_deadline_ns = kDeadlineNs;
+  config.connect_deadline_ns = kEndlessNs;
   return config;
 }
+
+// Writes to memory of the other fabric that nobody has used before, and that it does not show.
+class Unshown {
+ public:
+  explicit Unshown(Pair& pair) : cookie(pair.a->cookie()), pair_(pair) {
+    pair.connect(*pair.a, *pair.b);
+    mute_peer().hide();
+    const RegionId source = pair.add_region(*pair.a, own_);
+    const KeyId key = pair.give_key(*pair.b, pair.add_region(*pair.b, theirs_), theirs_.size(), *pair.a);
+    OpId op = 0;
+    EXPECT_TRUE(pair.a->engine->submit_write(cookie, source, 0, own_.size(), key, 0, kNoImm, &op).ok());
+  }
+  Status status() { return pair_.wait(*pair_.a, cookie).status; }
+  bool arrived() const { return own_ == theirs_; }
+
+  const uint64_t cookie;
+
+ private:
+  Pair& pair_;
+  std::vector<uint8_t> own_ = std::vector<uint8_t>(64, 7), theirs_ = std::vector<uint8_t>(64, 0);
+};
 
 class EngineWaits : public ::testing::Test {
  protected:
@@ -205,6 +245,51 @@ TEST_F(EngineWaits, ClosingAnswersThem) {
   ASSERT_TRUE(pair_.a->engine->submit_close(close, true).ok());
   EXPECT_TRUE(pair_.wait(*pair_.a, close).status.ok());
   EXPECT_EQ(done(waiting), kHeld);
+}
+
+TEST_F(EngineWaits, NobodyWaitsBehindMemoryThatItsOwnerHasNotShownYet) {
+  Unshown write(pair_);
+  ASSERT_TRUE(pair_.until([] { return mute_peer().was_asked(); }));
+  expect_others_go_on({write.cookie});
+  mute_peer().go();
+  EXPECT_TRUE(write.status().ok());
+  EXPECT_TRUE(write.arrived());
+}
+
+TEST_F(EngineWaits, WhoWaitsForMemoryToBeShownLearnsThatItsOwnerIsGone) {
+  Unshown write(pair_);
+  ASSERT_TRUE(pair_.until([] { return mute_peer().was_asked(); }));
+  expect_others_go_on({write.cookie});
+  pair_.b.reset();
+  EXPECT_EQ(write.status().code, StatusCode::kPeerDead);
+}
+
+TEST(EngineWaitsForMemory, AWriteToMemoryThatIsNeverShownEndsWithTheReason) {
+  EngineConfig config = muted();
+  config.connect_deadline_ns = 200'000'000;
+  Pair pair(config);
+  Unshown write(pair);
+  EXPECT_EQ(write.status().code, StatusCode::kTimeout);
+  const std::string why = pair.a->engine->reason(write.cookie);
+  EXPECT_NE(why.find("has not shown the memory of the key within 200 ms"), std::string::npos) << why;
+  EXPECT_FALSE(write.arrived());
+  mute_peer().go();
+}
+
+// Nor for a write that the worker has not taken up when the program closes.
+TEST(EngineWaitsForMemory, ClosingDoesNotWaitForMemoryToBeShown) {
+  EngineConfig config = muted();
+  config.drain_deadline_ns = kEndlessNs;
+  for (int round = 0; round < 20; ++round) {
+    Pair pair(config);
+    Unshown write(pair);
+    const uint64_t close = pair.a->cookie();
+    ASSERT_TRUE(pair.a->engine->submit_close(close, true).ok());
+    EXPECT_TRUE(pair.wait(*pair.a, close).status.ok());
+    EXPECT_EQ(write.status().code, StatusCode::kCancelled);
+    pair.a.reset();  // with the job that would have looked again
+    mute_peer().go();
+  }
 }
 
 }  // namespace

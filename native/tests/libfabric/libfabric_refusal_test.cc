@@ -78,7 +78,7 @@ TEST_P(LibfabricRefusal, RevokedKey) {
   EXPECT_TRUE(untouched(b));
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return b.imms.size() == 11; }));
   EXPECT_EQ(std::count(b.imms.begin(), b.imms.end(), 66u), 0);
-  ASSERT_TRUE(a.rail->attach(*link.peer, key, &link.remote).ok());
+  ASSERT_TRUE(a.rail->attach(*link.peer, key, kPatience, &link.remote).ok());
   link.post(link.write_imm(0, 0, 200000, ++tag, 8), {&a, &b});
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return b.imms.back() == 8u; }));
   EXPECT_EQ(std::memcmp(a.region.data(), b.region.data(), 200000), 0);
@@ -94,7 +94,7 @@ TEST_P(LibfabricRefusal, RefusedWriteNeverLosesOthersSilently) {
   forged.key ^= 0x5555;
   Link bad(a, b.rail->address(), libfabric::encode(forged));
   std::unique_ptr<RemoteMemory> wrong;
-  ASSERT_TRUE(a.rail->attach(*good.peer, libfabric::encode(forged), &wrong).ok());
+  ASSERT_TRUE(a.rail->attach(*good.peer, libfabric::encode(forged), kPatience, &wrong).ok());
   good.post(good.signal(0, 0), {&a, &b});
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return b.imms.size() == 1 && a.done.size() == 1; }));
   uint32_t failed_rounds = 0;
@@ -208,15 +208,15 @@ TEST_P(LibfabricRefusal, HostileAddressesAndKeys) {
   EXPECT_FALSE(a.rail->connect(address + "x", kSecond, &peer).ok());
   EXPECT_FALSE(a.rail->connect(std::string(4096, '\xff'), kSecond, &peer).ok());
   for (size_t length = 0; length < b.key.size(); ++length)
-    EXPECT_FALSE(a.rail->attach(*link.peer, b.key.substr(0, length), &remote).ok());
-  EXPECT_FALSE(a.rail->attach(*link.peer, b.key + "x", &remote).ok());
+    EXPECT_FALSE(a.rail->attach(*link.peer, b.key.substr(0, length), kPatience, &remote).ok());
+  EXPECT_FALSE(a.rail->attach(*link.peer, b.key + "x", kPatience, &remote).ok());
   for (int i = 0; i < 3000; ++i) {  // any bytes are refused or taken as a key; both without reading outside
     std::string key = b.key;
     for (int flips = 0; flips < 3; ++flips) key[random() % key.size()] ^= static_cast<char>(1u << random() % 8);
-    (void)a.rail->attach(*link.peer, key, &remote);
+    (void)a.rail->attach(*link.peer, key, kPatience, &remote);
     std::string noise(random() % 130, '\0');
     for (char& byte : noise) byte = static_cast<char>(random());
-    EXPECT_EQ(a.rail->attach(*link.peer, noise, &remote).code, StatusCode::kInvalidArgument);
+    EXPECT_EQ(a.rail->attach(*link.peer, noise, kPatience, &remote).code, StatusCode::kInvalidArgument);
     EXPECT_FALSE(a.rail->connect(noise, kSecond, &peer).ok());
   }
   RailAddress parts;
@@ -252,7 +252,7 @@ TEST_P(LibfabricRefusal, PeerThatIsGone) {
   Link alive(a, b);
   if (status.ok()) {
     std::unique_ptr<RemoteMemory> remote;
-    ASSERT_TRUE(a.rail->attach(*peer, key, &remote).ok());
+    ASSERT_TRUE(a.rail->attach(*peer, key, kPatience, &remote).ok());
     for (uint64_t i = 0; i < 10; ++i) {
       WorkRequest request = alive.signal(100 + i, 1);
       request.peer = peer.get();

@@ -38,7 +38,7 @@ std::string narrow(Side& owner, const KeyScope& scope) {
 
 // How one request under a key ended.
 Status attempt(Side& a, Side& b, Link& link, const std::string& key, WorkRequest request) {
-  EXPECT_TRUE(a.rail->attach(*link.peer, key, &link.remote).ok());
+  EXPECT_TRUE(a.rail->attach(*link.peer, key, kPatience, &link.remote).ok());
   if (request.length != 0) request.remote = link.remote.get();
   link.post(request, {&a, &b});
   const auto ended = [&] { return !a.done.empty() && a.done.back().first == request.tag; };
@@ -148,7 +148,7 @@ TEST_P(LibfabricRights, RandomEditsWriteNothing) {
     MemoryKey key;
     if (!libfabric::parse(bytes, &key)) {
       std::unique_ptr<RemoteMemory> none;
-      ASSERT_FALSE(a.rail->attach(*link.peer, bytes, &none).ok());
+      ASSERT_FALSE(a.rail->attach(*link.peer, bytes, kPatience, &none).ok());
       continue;
     }
     if (key.provider != parsed(reader).provider || tried == most) continue;

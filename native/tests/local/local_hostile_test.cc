@@ -4,13 +4,16 @@
 
 #include <atomic>
 #include <cerrno>
+#include <deque>
 #include <thread>
+#include <utility>
 
 #include "impostor.h"
 #include "providers/local/memory/mapping.h"
 #include "providers/local/memory/regions.h"
 #include "providers/local/memory/segment.h"
 #include "providers/local/peers/identity.h"
+#include "providers/local/peers/outgoing.h"
 #include "providers/local/peers/wire.h"
 
 namespace asyncfabric {
@@ -168,6 +171,80 @@ TEST(LocalHostile, WhoHasNoDescriptorLeftStatesThatToWhomItRefuses) {
   EXPECT_EQ(welcome.raw, static_cast<uint32_t>(EMFILE));
   EXPECT_TRUE(hangs_up(socket));
   expect_service(endpoint);
+}
+
+// Between a rail and an owner of memory: hands on the rail's questions, and the answers when it is asked to.
+class SlowOwner {
+ public:
+  explicit SlowOwner(RailPeer& peer) : link_(*static_cast<local::PeerHandle&>(peer).link) {
+    int ends[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    owner_ = std::exchange(link_.socket, UniqueFd(ends[0]));
+    rail_ = UniqueFd(ends[1]);
+  }
+  ~SlowOwner() { link_.socket = std::move(owner_); }
+
+  // All questions so far are put to the owner. Returns how many there were.
+  size_t put() {
+    size_t count = 0;
+    local::WireMessage message;
+    local::FdPack none;
+    for (; local::receive_wire(rail_.get(), &message, &none).ok(); ++count) {
+      EXPECT_TRUE(local::send_wire(owner_.get(), message, {-1, -1, -1}).ok());
+      answers_.emplace_back();
+      EXPECT_TRUE(local::await_wire(owner_.get(), local::WireKind::kShown, now_ns() + kPatienceNs,
+                                    &answers_.back().message, &answers_.back().fds)
+                      .ok());
+    }
+    return count;
+  }
+  void answer(size_t question, uint32_t number_more = 0) {
+    Answer& answer = answers_.at(question);
+    local::WireMessage message = answer.message;
+    message.number += number_more;
+    EXPECT_TRUE(local::send_wire(rail_.get(), message, {answer.fds[0].get(), -1, -1}).ok());
+  }
+
+ private:
+  struct Answer {
+    local::WireMessage message;
+    local::FdPack fds;
+  };
+
+  local::Outgoing& link_;
+  UniqueFd owner_, rail_;
+  std::vector<Answer> answers_;
+};
+
+// Hundreds ask the owner, or its machine is busy: nobody waits behind who waits for it, and each question is asked once.
+TEST(LocalHostile, AnswersMayComeLateAndInAnyOrder) {
+  Endpoint owner, writer;
+  auto peer = writer.connect(owner);
+  std::deque<Block> blocks;
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < 4; ++i) keys.push_back(blocks.emplace_back(4096 * (i + 1), Kind::kMemfd).enrol(owner));
+  std::vector<std::unique_ptr<RemoteMemory>> remotes(4);
+  const auto attached = [&](size_t i) { return writer.rail->attach(*peer, keys[i], 0, &remotes[i]).code; };
+  {
+    SlowOwner slow(*peer);
+    for (size_t i = 0; i < 4; ++i) EXPECT_EQ(attached(i), StatusCode::kBusy);
+    EXPECT_EQ(slow.put(), 4u);
+    for (size_t i = 0; i < 4; ++i) EXPECT_EQ(attached(i), StatusCode::kBusy);
+    EXPECT_EQ(slow.put(), 0u) << "asked again";
+    remotes[3].reset();  // nobody waits for this one any more
+    slow.answer(2, 100);
+    EXPECT_EQ(attached(0), StatusCode::kBusy) << "of a question that nobody asked";
+    slow.answer(3);
+    slow.answer(2);
+    slow.answer(1);
+    slow.answer(1);
+    slow.answer(0);
+    EXPECT_TRUE(eventually({}, [&] { return attached(0) != StatusCode::kBusy; }));
+    for (const size_t i : {1, 2}) EXPECT_EQ(attached(i), StatusCode::kOk);
+  }
+  for (const size_t i : {0, 1, 2})
+    EXPECT_EQ(static_cast<const local::RemoteHandle&>(*remotes[i]).length, 4096 * (i + 1)) << "the answer of another";
+  EXPECT_NE(attach(writer, *peer, keys[3]), nullptr);
 }
 
 TEST(LocalHostile, NonsenseOnTheSocketIsHungUpOn) {

@@ -91,7 +91,7 @@ TEST(LocalRevokeDrain, AStuckWriterMakesItTimeOutAndNotWrong) {
   EXPECT_EQ(owner.rail->release_memory(target.handle, 20'000'000).code, StatusCode::kDrainTimeout);
   ASSERT_NE(target.handle, nullptr) << "the region is kept pinned";
   std::unique_ptr<RemoteMemory> remote;
-  EXPECT_EQ(writer.rail->attach(*peer, key, &remote).code, StatusCode::kStaleKey) << "nothing new begins";
+  EXPECT_EQ(writer.rail->attach(*peer, key, kPatienceNs, &remote).code, StatusCode::kStaleKey) << "nothing new begins";
   hazard.store(0);
   EXPECT_TRUE(owner.rail->revoke_memory(*target.handle, kPatienceNs, &fresh).ok());
   EXPECT_NE(attach(writer, *peer, fresh), nullptr);
@@ -112,7 +112,8 @@ TEST(LocalKeys, SlotsAreReusedButKeysAreNot) {
     old.push_back(key);
   }
   std::unique_ptr<RemoteMemory> remote;
-  for (const std::string& dead : old) EXPECT_EQ(writer.rail->attach(*peer, dead, &remote).code, StatusCode::kStaleKey);
+  for (const std::string& dead : old)
+    EXPECT_EQ(writer.rail->attach(*peer, dead, kPatienceNs, &remote).code, StatusCode::kStaleKey);
 }
 
 // Who keeps a mapping of a registration knows by them whether it is still the one that a key is of.
@@ -219,7 +220,7 @@ TEST(LocalKeys, HostileBytesAreRefused) {
       bytes[random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
     }
     std::unique_ptr<RemoteMemory> remote;
-    const StatusCode code = writer.rail->attach(*peer, bytes, &remote).code;
+    const StatusCode code = writer.rail->attach(*peer, bytes, kPatienceNs, &remote).code;
     ASSERT_TRUE(code == StatusCode::kInvalidArgument || code == StatusCode::kStaleKey) << status_text(code);
     ASSERT_EQ(remote, nullptr);
   }

@@ -174,7 +174,7 @@ TEST_P(LocalProcesses, OwnerKilledWhileWeWrite) {
   ASSERT_TRUE(eventually({&endpoint}, [&] { return endpoint.done.size() == tag; })) << "each write is reported";
   EXPECT_EQ(endpoint.done[tag].code, StatusCode::kPeerDead);
   std::unique_ptr<RemoteMemory> none;
-  EXPECT_EQ(endpoint.rail->attach(*peer, key, &none).code, StatusCode::kPeerDead);
+  EXPECT_EQ(endpoint.rail->attach(*peer, key, kPatienceNs, &none).code, StatusCode::kPeerDead);
   std::unique_ptr<RailPeer> again;
   EXPECT_EQ(endpoint.rail->connect(address, kPatienceNs, &again).code, StatusCode::kPeerUnreachable);
 }

@@ -191,7 +191,7 @@ class Block {
 
 inline std::unique_ptr<RemoteMemory> attach(Endpoint& endpoint, RailPeer& peer, const std::string& key) {
   std::unique_ptr<RemoteMemory> remote;
-  const Status status = endpoint.rail->attach(peer, key, &remote);
+  const Status status = endpoint.rail->attach(peer, key, kPatienceNs, &remote);
   EXPECT_TRUE(status.ok()) << status_text(status.code);
   return remote;
 }

@@ -217,7 +217,7 @@ TEST_P(LocalTransfer, RevokedKeyTouchesNothing) {
   EXPECT_EQ(source_.data()[0], 0x44);
   EXPECT_TRUE(owner_.imms.empty()) << "a refused write was counted";
   std::unique_ptr<RemoteMemory> none;
-  EXPECT_EQ(writer_.rail->attach(*peer_, key_, &none).code, StatusCode::kStaleKey);
+  EXPECT_EQ(writer_.rail->attach(*peer_, key_, kPatienceNs, &none).code, StatusCode::kStaleKey);
 
   auto again = attach(writer_, *peer_, fresh);
   writer_.post({transfer(WorkKind::kWrite, *peer_, *again, source_.data(), 0, 4096, 3)});

@@ -161,7 +161,7 @@ class LoopbackRail : public Rail, public LoopbackGpu {
     return why_;
   }
 
-  Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override {
+  Status attach(RailPeer& peer, std::string_view key, uint64_t, std::unique_ptr<RemoteMemory>* out) override {
     if (!why().empty()) return StatusCode::kUnsupported;
     if (key.size() != 28 || key.substr(0, 4) != "lkey") return StatusCode::kInvalidArgument;
     if (number_in(key.substr(4)) != static_cast<LoopbackPeer&>(peer).rail) return StatusCode::kInvalidArgument;

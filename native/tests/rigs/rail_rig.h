@@ -88,7 +88,7 @@ struct Link {  // from one side to another
   Link(Side& from, const std::string& address, const std::string& key) : from_(from) {
     const Status status = from.rail->connect(address, kPatience, &peer);
     EXPECT_TRUE(status.ok()) << status_text(status.code);
-    if (status.ok()) { EXPECT_TRUE(from.rail->attach(*peer, key, &remote).ok()); }
+    if (status.ok()) { EXPECT_TRUE(from.rail->attach(*peer, key, kPatience, &remote).ok()); }
   }
   Link(Side& from, Side& to) : Link(from, to.rail->address(), to.key) {}
 

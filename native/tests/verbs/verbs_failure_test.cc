@@ -50,7 +50,7 @@ TEST(VerbsFailure, RevokedKeyIsRefusedAndTheLaneIsRebuilt) {
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return b.imms.size() == 1 + signals; }));
   EXPECT_TRUE(untouched(b));
   EXPECT_EQ(std::count(b.imms.begin(), b.imms.end(), 66u), 0);
-  ASSERT_TRUE(a.rail->attach(*link.peer, key, &link.remote).ok());
+  ASSERT_TRUE(a.rail->attach(*link.peer, key, kPatience, &link.remote).ok());
   link.post(link.write_imm(0, 0, 200000, ++tag, 8), {&a, &b});
   ASSERT_TRUE(pump_until({&a, &b}, [&] { return b.imms.back() == 8u; }));
   EXPECT_EQ(std::memcmp(a.region.data(), b.region.data(), 200000), 0);
@@ -67,7 +67,7 @@ TEST(VerbsFailure, RefusedWriteNeverLosesOthersSilently) {
   ASSERT_TRUE(verbs::parse(b.key, &forged));
   forged.rkey ^= 0x5500;
   std::unique_ptr<RemoteMemory> wrong;
-  ASSERT_TRUE(a.rail->attach(*good.peer, verbs::encode(forged), &wrong).ok());
+  ASSERT_TRUE(a.rail->attach(*good.peer, verbs::encode(forged), kPatience, &wrong).ok());
   for (uint32_t round = 1; round <= 20; ++round) {
     std::fill(b.region.begin(), b.region.end(), 0);
     std::fill(a.region.begin(), a.region.end(), static_cast<uint8_t>(round));
@@ -216,7 +216,7 @@ TEST(VerbsFailure, RestartedPeerIsNotTakenForTheOldOne) {
   EXPECT_EQ(a.lost[0].second.code, StatusCode::kPeerDead);
   EXPECT_EQ(a.lost[0].second.raw, ESTALE);
   std::unique_ptr<RemoteMemory> remote;
-  EXPECT_EQ(a.rail->attach(*peer, b.key, &remote).code, StatusCode::kStaleKey);
+  EXPECT_EQ(a.rail->attach(*peer, b.key, kPatience, &remote).code, StatusCode::kStaleKey);
 }
 
 TEST(VerbsFailure, HandlesMayGoAtAnyTime) {
@@ -245,15 +245,15 @@ TEST(VerbsFailure, HostileAddressesAndKeys) {
     EXPECT_FALSE(a.rail->connect(address.substr(0, length), kSecond, &peer).ok());
   EXPECT_FALSE(a.rail->connect(address + "x", kSecond, &peer).ok());
   for (size_t length = 0; length < b.key.size(); ++length)
-    EXPECT_FALSE(a.rail->attach(*link.peer, b.key.substr(0, length), &remote).ok());
-  EXPECT_FALSE(a.rail->attach(*link.peer, b.key + "x", &remote).ok());
+    EXPECT_FALSE(a.rail->attach(*link.peer, b.key.substr(0, length), kPatience, &remote).ok());
+  EXPECT_FALSE(a.rail->attach(*link.peer, b.key + "x", kPatience, &remote).ok());
   for (int i = 0; i < 1000; ++i) {
     std::string key = b.key;
     for (int flips = 0; flips < 3; ++flips) key[random() % key.size()] ^= static_cast<char>(1u << random() % 8);
-    (void)a.rail->attach(*link.peer, key, &remote);
+    (void)a.rail->attach(*link.peer, key, kPatience, &remote);
     std::string noise(random() % 130, '\0');
     for (char& byte : noise) byte = static_cast<char>(random());
-    EXPECT_FALSE(a.rail->attach(*link.peer, noise, &remote).ok());
+    EXPECT_FALSE(a.rail->attach(*link.peer, noise, kPatience, &remote).ok());
     EXPECT_FALSE(a.rail->connect(noise, kSecond, &peer).ok());
   }
   link.post(link.signal(1, 1), {&a, &b});

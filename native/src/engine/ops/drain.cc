@@ -190,8 +190,10 @@ void Core::begin_close(uint64_t cookie, bool cancel_unposted) {
   next_tick_ns = 0;
 }
 
+// With the next tick, since the mailbox may hold what was submitted before; by then it is taken up.
 void Core::hurry_close() {
-  cancel_where([](const Op&) { return true; });
+  close_hurries = true;
+  next_tick_ns = 0;
 }
 
 // Ends what waits for somebody else before its first byte: for room at a peer whose program takes no messages, a peer that is not
@@ -202,6 +204,7 @@ void Core::end_waiting() {
 }
 
 void Core::advance_close(uint64_t now) {
+  if (close_hurries) cancel_where([](const Op&) { return true; });
   if (live_count != 0 && now >= close_until_ns) {
     close_until_ns = ~0ull;
     end_waiting();

@@ -6,34 +6,6 @@
 
 namespace asyncfabric {
 
-namespace {
-
-std::string forged_rail_key(uint32_t field, const RailState& rail) {
-  return "the field rail_keys[" + std::to_string(field) + "] of the key is none that its owner's rail (" +
-         rail.protocol + ") made: the key is damaged or forged";
-}
-
-std::string no_rail_takes(const char* whose, const std::string& protocol) {
-  return std::string(whose) + " memory is not registered with a " + protocol +
-         " rail, which is what connects the two: that rail refused it when it was registered";
-}
-
-}  // namespace
-
-bool Core::carries(const Op& op, const Target& target, const Lane& lane) const {
-  if (op.region == nullptr || target.key == nullptr) return true;
-  const auto& attached = target.key->value.lanes;  // none any more: the key leads to a later life of its owner
-  const size_t index = static_cast<size_t>(&lane - target.peer->lanes.data());
-  return op.region->value.memory[lane.rail] && index < attached.size() && attached[index];
-}
-
-void Core::note_no_rail(const Op& op, const Target& target) {
-  if (target.key == nullptr || target.peer->lanes.empty()) return;
-  const bool ours = std::none_of(target.peer->lanes.begin(), target.peer->lanes.end(),
-                                 [&](const Lane& lane) { return bool(op.region->value.memory[lane.rail]); });
-  note_reason(op.cookie, no_rail_takes(ours ? "this fabric's" : "the target's", target.peer->protocol));
-}
-
 Peer& Core::make_peer(uint64_t peer_incarnation, std::string peer_address) {
   Peer& peer = peers.add();
   peer.incarnation = peer_incarnation;
@@ -316,93 +288,6 @@ void Core::tick(uint64_t now) {
     next = std::min(next, now + kSoon);
   }
   next_tick_ns = next;
-}
-
-void Core::attach(KeyTable::Slot& slot, Peer& peer) {
-  RemoteKey& key = slot.value;
-  key.attach = AttachState::kPending;
-  keys.add_pin(&slot);  // the op that asks holds one, so the key is there; it may end before this job runs
-  ++peer.visitors;
-  control.post([this, found = &slot, id = peer.id] {
-    std::vector<std::unique_ptr<RemoteMemory>> lanes;
-    Status status;
-    std::string why;
-    std::vector<std::pair<uint32_t, RailPeer*>> where;
-    std::vector<std::string> rail_keys;
-    std::vector<uint32_t> remote_rails;
-    {
-      const Moment moment(*this);
-      Peer* peer_now = find_peer(id);
-      if (peer_now->state != PeerState::kConnected) {
-        status = StatusCode::kPeerDead;
-      } else {
-        for (const Lane& lane : peer_now->lanes) {
-          where.emplace_back(lane.rail, lane.handle.get());
-          // The key gives by itself how many rails its owner has; we know the owner, and keys may be forged.
-          if (lane.remote_rail >= found->value.rail_keys.size()) {
-            status = StatusCode::kAccessDenied;
-            why = forged_rail_key(lane.remote_rail, *rails[lane.rail]);
-            break;
-          }
-          rail_keys.push_back(found->value.rail_keys[lane.remote_rail]);
-          remote_rails.push_back(lane.remote_rail);
-        }
-      }
-    }
-    bool known = false;
-    for (size_t i = 0; i < where.size() && status.ok(); ++i) {
-      lanes.emplace_back();
-      if (rail_keys[i].empty()) continue;  // the owner's rail could not take that memory
-      known = true;
-      status = at_rail(where[i].first,
-                       [&](Rail& rail) { return rail.attach(*where[i].second, rail_keys[i], &lanes.back()); });
-      if (status.code == StatusCode::kInvalidArgument) {  // the rail cannot read it: no mistake in a call of our user
-        status = StatusCode::kAccessDenied;
-        why = forged_rail_key(remote_rails[i], *rails[where[i].first]);
-      } else if (!status.ok()) {
-        why = rails[where[i].first]->rail->why();
-      }
-    }
-    if (status.ok() && !known) {
-      status = StatusCode::kUnsupported;
-      why = no_rail_takes("the target's", rails[where.front().first]->protocol);
-    }
-    {
-      const Moment moment(*this);
-      Peer& peer_now = *find_peer(id);
-      --peer_now.visitors;
-      RemoteKey& now = found->value;
-      if (now.peer == &peer_now && now.attach == AttachState::kPending) {
-        if (status.ok() && peer_now.state == PeerState::kConnected) {
-          now.lanes = std::move(lanes);
-          now.attach = AttachState::kAttached;
-        } else {
-          now.attach = AttachState::kNone;
-          fail_parked_on(peer_now, found, status, why);
-        }
-      }
-      for (auto& left : lanes)
-        if (left) peer_now.graveyard.push_back(std::move(left));
-      restart_parked(peer_now);
-    }
-    unpin_key(found);
-  });
-}
-
-// An attachment was refused: the ops that need it end, the others of the peer go on.
-void Core::fail_parked_on(Peer& peer, KeyTable::Slot* key, Status status, const std::string& why) {
-  std::vector<Op*> doomed;
-  for (Op* op : peer.parked)
-    for (const Target& target : op->targets)
-      if (target.key == key) {
-        doomed.push_back(op);
-        break;
-      }
-  for (Op* op : doomed) {
-    std::erase(peer.parked, op);
-    note_reason(op->cookie, why);
-    fail_op(*op, status, peer.id);
-  }
 }
 
 }  // namespace asyncfabric

@@ -63,7 +63,8 @@ class CudaRail final : public local::LocalRail, public GpuRail {
   Status revoke_memory(LocalMemory& memory, uint64_t patience_ns, std::string* new_key) override;
   Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t patience_ns) override;
   Status connect(std::string_view address, uint64_t patience_ns, std::unique_ptr<RailPeer>* out) override;
-  Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
+  Status attach(RailPeer& peer, std::string_view key, uint64_t patience_ns,
+                std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
 
   PostResult post(std::span<const WorkRequest> requests) override;
@@ -74,6 +75,7 @@ class CudaRail final : public local::LocalRail, public GpuRail {
   CudaRail(const Options& options, std::unique_ptr<Rooms> rooms, std::shared_ptr<Device> device,
            std::unique_ptr<CopyQueue> queue);
 
+  Status reach(RailPeer& peer, std::string_view key, uint64_t deadline_ns, CudaRemote& remote);
   size_t post_local(std::span<const WorkRequest> rest, Status* status);
   bool take_off(const WorkRequest& request);  // false: no room now
   void settle();

@@ -1,6 +1,7 @@
 // rail_control.cc: the control calls of a cuda rail: memory, connections, what streams of the user wait for. See rail.h.
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/descriptor_room.h"
 #include "providers/cuda/rail.h"
 
@@ -109,47 +110,54 @@ Status CudaRail::connect(std::string_view address, uint64_t patience_ns, std::un
   return status;
 }
 
-Status CudaRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) {
+Status CudaRail::attach(RailPeer& peer, std::string_view key, uint64_t patience_ns,
+                        std::unique_ptr<RemoteMemory>* out) {
   why_.clear();
+  if (*out == nullptr || !static_cast<CudaRemote&>(**out).begun()) *out = std::make_unique<CudaRemote>();
+  auto& remote = static_cast<CudaRemote&>(**out);
+  const Status status = reach(peer, key, from_now(patience_ns), remote);
+  if (status.code == StatusCode::kBusy) return status;
+  remote.files.clear();
+  if (!status.ok()) out->reset();
+  return status;
+}
+
+Status CudaRail::reach(RailPeer& peer, std::string_view key, uint64_t deadline_ns, CudaRemote& remote) {
   std::string_view entry_key;
   Passport passport;
   if (const Status status = decode_passport(key, &entry_key, &passport); !status.ok()) return status;
-  auto remote = std::make_unique<CudaRemote>();
-  UniqueFd first;
-  if (const Status status = look_up(peer, entry_key, *remote, &first); !status.ok()) return status;
-  local::Outgoing& link = *remote->link;
+  if (const Status status = look_up(peer, entry_key, deadline_ns, remote); !status.ok()) return status;
+  local::Outgoing& link = *remote.link;
   const bool own_process = link.process->pid() == getpid();
-  remote->on_gpu = (remote->access & local::kTraitDevice) != 0;
-  if (remote->on_gpu != (passport.kind != Export::kHost)) return StatusCode::kInvalidArgument;
-  if (!remote->on_gpu) {
-    if (const Status status = reach(*remote, first); !status.ok()) return status;
+  remote.on_gpu = (remote.access & local::kTraitDevice) != 0;
+  if (remote.on_gpu != (passport.kind != Export::kHost)) return StatusCode::kInvalidArgument;
+  if (!remote.on_gpu) {
+    if (const Status status = LocalRail::reach(remote, remote.files.front()); !status.ok()) return status;
     // Memory that the peer's engine did not allocate is not mapped here; between hosts' memories the kernel copies it.
-    if (remote->direct != nullptr) {
-      remote->copy_base = reinterpret_cast<uint64_t>(remote->direct);
-      if (!own_process) remote->pinned = Pinned::hold(device_, remote->direct, remote->length);
+    if (remote.direct != nullptr) {
+      remote.copy_base = reinterpret_cast<uint64_t>(remote.direct);
+      if (!own_process) remote.pinned = Pinned::hold(device_, remote.direct, remote.length);
     }
-  } else if ((remote->visit = visits_.find(*remote)) == nullptr) {
-    std::vector<UniqueFd> handles(passport.handles());
-    for (uint32_t part = 0; part < handles.size(); ++part) {
+  } else if ((remote.visit = visits_.find(remote)) == nullptr) {
+    const uint64_t wanted = passport.handles();
+    while (remote.files.size() < wanted) {
       local::WireMessage answer;
-      if (part == 0) {
-        handles[part] = std::move(first);
-      } else if (const Status status = ask(link, {remote->slot, remote->word}, part, &answer, &handles[part]);
-                 !status.ok()) {
+      if (const Status status = ask(link, {remote.slot, remote.word}, deadline_ns, remote, &answer); !status.ok())
         return status;
-      }
-      if (!handles[part]) return StatusCode::kPeerRejected;
-      make_descriptor_room(handles[part].get());
+    }
+    const auto handles = std::span<const UniqueFd>(remote.files).first(wanted);
+    for (const UniqueFd& handle : handles) {
+      if (!handle) return StatusCode::kPeerRejected;
+      make_descriptor_room(handle.get());
     }
     std::unique_ptr<Visit> visit;
     const Status status =
-        Visit::open(device_, passport, remote->length, handles, own_process ? remote->base : 0, &visit, &why_);
+        Visit::open(device_, passport, remote.length, handles, own_process ? remote.base : 0, &visit, &why_);
     if (!status.ok()) return status;
-    remote->visit = std::move(visit);
-    if (!own_process) visits_.keep(*remote, remote->visit);
+    remote.visit = std::move(visit);
+    if (!own_process) visits_.keep(remote, remote.visit);
   }
-  if (remote->visit != nullptr) remote->copy_base = remote->visit->base();
-  *out = std::move(remote);
+  if (remote.visit != nullptr) remote.copy_base = remote.visit->base();
   return {};
 }
 

@@ -53,8 +53,9 @@ Status FaultRail::connect(std::string_view address, uint64_t deadline_ns, std::u
   return inner_->connect(address, deadline_ns, out);
 }
 
-Status FaultRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) {
-  return inner_->attach(peer, key, out);
+Status FaultRail::attach(RailPeer& peer, std::string_view key, uint64_t patience_ns,
+                         std::unique_ptr<RemoteMemory>* out) {
+  return inner_->attach(peer, key, patience_ns, out);
 }
 
 Status FaultRail::disconnect(RailPeer& peer) {

@@ -33,7 +33,8 @@ class FaultRail final : public Rail {
   Status revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) override;
   Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) override;
   Status connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) override;
-  Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
+  Status attach(RailPeer& peer, std::string_view key, uint64_t patience_ns,
+                std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
   void shut_out(uint64_t connection) override { inner_->shut_out(connection); }
   Status require_admission() override { return inner_->require_admission(); }

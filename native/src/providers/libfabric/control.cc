@@ -201,7 +201,7 @@ Status LibfabricRail::open_own_endpoint(PeerState& peer) {
   return StatusCode::kOk;
 }
 
-Status LibfabricRail::attach(RailPeer&, std::string_view key, std::unique_ptr<RemoteMemory>* out) {
+Status LibfabricRail::attach(RailPeer&, std::string_view key, uint64_t, std::unique_ptr<RemoteMemory>* out) {
   MemoryKey parts;
   if (!parse(key, &parts)) return StatusCode::kInvalidArgument;
   if (parts.provider != provider_hash(device_->info().fabric_attr->prov_name)) return StatusCode::kInvalidArgument;

@@ -32,7 +32,8 @@ class LocalRail : public Rail {
   Status revoke_memory(LocalMemory& memory, uint64_t deadline_ns, std::string* new_key) override;
   Status release_memory(std::unique_ptr<LocalMemory>& memory, uint64_t deadline_ns) override;
   Status connect(std::string_view address, uint64_t deadline_ns, std::unique_ptr<RailPeer>* out) override;
-  Status attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) override;
+  Status attach(RailPeer& peer, std::string_view key, uint64_t patience_ns,
+                std::unique_ptr<RemoteMemory>* out) override;
   Status disconnect(RailPeer& peer) override;
   void shut_out(uint64_t connection) override { rooms_->connections->shut_out(connection); }
   Status require_admission() override {
@@ -81,8 +82,8 @@ class LocalRail : public Rail {
   Status start_service(std::string* detail) { return rooms_->service.start(options_.tracer, detail); }
   // Memory of any device; `files`: what peers map instead of memory.memfd.
   Status enter(const Memory& memory, std::vector<UniqueFd> files, std::unique_ptr<LocalMemory>* out, std::string* key);
-  // What the owner states of a key, and the first file behind it where it is mapped.
-  Status look_up(RailPeer& peer, std::string_view key, RemoteHandle& remote, UniqueFd* file) const;
+  // What the owner states of a key, and the first file behind it where it is mapped. kBusy: as ask().
+  Status look_up(RailPeer& peer, std::string_view key, uint64_t deadline_ns, RemoteHandle& remote) const;
   Status reach(RemoteHandle& remote, const UniqueFd& file) const;  // a way to host memory
 
   // A connection that the peer's rail has not welcomed yet.
@@ -97,7 +98,8 @@ class LocalRail : public Rail {
   Status shake_hands(const RailAddress& target, uint64_t deadline_ns, Attempt& attempt);
   Status greet(const RailAddress& target, uint64_t deadline_ns, Attempt& attempt);
   ForeignPath choose_foreign_path(const Outgoing& link) const;
-  Status ask(Outgoing& link, const RegionKey& key, uint32_t part, WireMessage* answer, UniqueFd* file) const;
+  Status ask(Outgoing& link, const RegionKey& key, uint64_t deadline_ns, RemoteHandle& remote,
+             WireMessage* answer) const;
   void take_news();
   bool has_events();
 

@@ -11,14 +11,7 @@
 namespace asyncfabric::local {
 namespace {
 
-// Deadlines of the Rail contract are durations, as the engine passes them; inside this folder they are points in time.
-uint64_t from_now(uint64_t duration_ns) {
-  const uint64_t now = now_ns();
-  return duration_ns > ~uint64_t{0} - now ? ~uint64_t{0} : now + duration_ns;
-}
-
-constexpr uint64_t kAnswerNs = 1'500'000'000;  // the loss of a peer, after 1 s by default, states more
-constexpr uint64_t kMuteNs = 10'000'000;
+// The patience of the Rail contract is a duration; inside this folder deadlines are points in time.
 constexpr uint64_t kAttemptNs = 2'000'000'000;  // after the last call that went on with it
 
 class LocalHandle : public LocalMemory {
@@ -155,47 +148,65 @@ ForeignPath LocalRail::choose_foreign_path(const Outgoing& link) const {
   return reached && value == link.board().probe_value ? ForeignPath::kKernelCopy : ForeignPath::kBounce;
 }
 
-// A peer that does not answer holds the control thread up once, and for a moment after that until it answers again.
-Status LocalRail::ask(Outgoing& link, const RegionKey& key, uint32_t part, WireMessage* answer, UniqueFd* file) const {
-  WireMessage question = wire_message(WireKind::kShow);
-  question.slot = key.slot;
-  question.word = key.word;
-  question.part = part;
-  question.number = ++link.asked;
-  Status status = send_wire(link.socket.get(), question, {-1, -1, -1});
-  const uint64_t deadline_ns = from_now(link.mute ? kMuteNs : kAnswerNs);
-  FdPack fds;
-  do {  // answers that came too late for earlier questions are in front
-    fds = {};
-    if (status.ok()) status = await_wire(link.socket.get(), WireKind::kShown, deadline_ns, answer, &fds);
-  } while (status.ok() && answer->number != question.number);
-  link.mute = status.code == StatusCode::kTimeout || status.code == StatusCode::kBusy;
-  if (link.mute) return StatusCode::kTimeout;
-  if (!status.ok()) return status;
+// Of the next part that the handle has not got. kBusy: no answer came in time; with the next call it goes on.
+Status LocalRail::ask(Outgoing& link, const RegionKey& key, uint64_t deadline_ns, RemoteHandle& remote,
+                      WireMessage* answer) const {
+  if (remote.question == nullptr) {
+    const auto question = std::make_shared<Question>();
+    WireMessage message = wire_message(WireKind::kShow);
+    message.slot = key.slot;
+    message.word = key.word;
+    message.part = static_cast<uint32_t>(remote.files.size());
+    message.number = question->number = ++link.asked;
+    if (const Status status = send_wire(link.socket.get(), message, {-1, -1, -1}); !status.ok()) return status;
+    std::erase_if(link.questions, [](const auto& one) { return one.expired(); });
+    link.questions.push_back(question);
+    remote.question = question;
+  }
+  while (!remote.question->answered) {
+    WireMessage shown;
+    FdPack fds;
+    const Status status = await_wire(link.socket.get(), WireKind::kShown, deadline_ns, &shown, &fds);
+    if (status.code == StatusCode::kTimeout) return {StatusCode::kBusy, status.raw};
+    if (!status.ok()) return status;
+    for (const auto& one : link.questions)
+      if (const auto question = one.lock(); question && question->number == shown.number && !question->answered) {
+        question->answered = true;
+        question->answer = shown;
+        question->file = std::move(fds[0]);
+      }
+    if (!remote.question->answered && now_ns() >= deadline_ns) return StatusCode::kBusy;
+  }
+  const std::shared_ptr<Question> question = std::move(remote.question);
+  *answer = question->answer;
   if (answer->status == static_cast<uint32_t>(StatusCode::kStaleKey)) return StatusCode::kStaleKey;
   if (answer->status != 0) return {StatusCode::kPeerRejected, static_cast<int32_t>(answer->raw)};
-  *file = std::move(fds[0]);
+  remote.files.push_back(std::move(question->file));
   return {};
 }
 
-Status LocalRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) {
-  auto remote = std::make_unique<RemoteHandle>();
-  UniqueFd file;
-  Status status = look_up(peer, key, *remote, &file);
-  if (status.ok() && (remote->access & kTraitDevice) != 0) status = StatusCode::kUnsupported;
-  if (status.ok()) status = reach(*remote, file);
-  if (status.ok()) *out = std::move(remote);
+Status LocalRail::attach(RailPeer& peer, std::string_view key, uint64_t patience_ns,
+                         std::unique_ptr<RemoteMemory>* out) {
+  if (*out == nullptr || !static_cast<RemoteHandle&>(**out).begun()) *out = std::make_unique<RemoteHandle>();
+  auto& remote = static_cast<RemoteHandle&>(**out);
+  Status status = look_up(peer, key, from_now(patience_ns), remote);
+  if (status.code == StatusCode::kBusy) return status;
+  if (status.ok() && (remote.access & kTraitDevice) != 0) status = StatusCode::kUnsupported;
+  if (status.ok()) status = reach(remote, remote.files.front());
+  remote.files.clear();
+  if (!status.ok()) out->reset();
   return status;
 }
 
-Status LocalRail::look_up(RailPeer& peer, std::string_view key, RemoteHandle& remote, UniqueFd* file) const {
+Status LocalRail::look_up(RailPeer& peer, std::string_view key, uint64_t deadline_ns, RemoteHandle& remote) const {
+  if (remote.link != nullptr) return {};
   RegionKey wanted;
   if (const Status status = decode_key(key, &wanted); !status.ok()) return status;
   const std::shared_ptr<Outgoing>& link = static_cast<PeerHandle&>(peer).link;
   if (link->lost.load(std::memory_order_acquire) || link->board().closed.load(std::memory_order_relaxed) != 0)
     return StatusCode::kPeerDead;
   WireMessage shown;
-  if (const Status status = ask(*link, wanted, 0, &shown, file); !status.ok()) return status;
+  if (const Status status = ask(*link, wanted, deadline_ns, remote, &shown); !status.ok()) return status;
   remote.slot = wanted.slot;
   remote.word = wanted.word;
   remote.mark = shown.mark;

@@ -146,9 +146,7 @@ Status VerbsRail::connect(std::string_view address, uint64_t patience_ns, std::u
   RailAddress remote;
   if (!parse(address, &remote)) return StatusCode::kInvalidArgument;
   if ((remote.ethernet != 0) != ethernet_) return StatusCode::kPeerUnreachable;
-  const uint64_t now = now_ns();
-  const uint64_t until = patience_ns < ~0ull - now ? now + patience_ns : ~0ull;
-  auto connection = std::make_shared<Connection>(random_word(), remote, until);
+  auto connection = std::make_shared<Connection>(random_word(), remote, from_now(patience_ns));
   *out = std::make_unique<PeerHandle>(connection, handover_);
   Job job;
   job.kind = JobKind::kConnect;
@@ -157,7 +155,7 @@ Status VerbsRail::connect(std::string_view address, uint64_t patience_ns, std::u
   return {};
 }
 
-Status VerbsRail::attach(RailPeer& peer, std::string_view key, std::unique_ptr<RemoteMemory>* out) {
+Status VerbsRail::attach(RailPeer& peer, std::string_view key, uint64_t, std::unique_ptr<RemoteMemory>* out) {
   MemoryKey parts;
   if (!parse(key, &parts)) return StatusCode::kInvalidArgument;
   if (parts.incarnation != connection_of(&peer).remote.incarnation) return StatusCode::kStaleKey;

@@ -11,6 +11,7 @@
 
 #include "provider/provider.h"
 #include "providers/local/peers/process_watch.h"
+#include "providers/local/peers/wire.h"
 #include "providers/local/transfers/doorbell.h"
 #include "providers/local/transfers/ring.h"
 
@@ -39,6 +40,14 @@ class Companion {
 
 class PeerHandle;
 
+// What the owner of memory is asked to show. Whoever reads the socket hands each answer to the question that it belongs to.
+struct Question {
+  uint32_t number = 0;
+  bool answered = false;
+  WireMessage answer{};
+  UniqueFd file;
+};
+
 struct Outgoing : std::enable_shared_from_this<Outgoing> {
   Outgoing(std::shared_ptr<Mapping> segment, uint32_t entries) : ring(std::move(segment), entries) {}
 
@@ -52,9 +61,9 @@ struct Outgoing : std::enable_shared_from_this<Outgoing> {
   UniqueFd socket;
   std::unique_ptr<Doorbell> target;
   std::shared_ptr<ProcessWatch> process;
-  uint32_t asked = 0;             // [control] number of the newest question on the socket
-  bool mute = false;              // [control] it did not answer the last one in time
-  std::atomic<bool> lost{false};  // partner: service thread stores, engine lock loads
+  uint32_t asked = 0;                              // [control] number of the newest question on the socket
+  std::vector<std::weak_ptr<Question>> questions;  // [control] the handles that are being attached own them
+  std::atomic<bool> lost{false};                   // partner: service thread stores, engine lock loads
 
   // [engine lock]
   RingProducer ring;
@@ -102,10 +111,15 @@ class RemoteHandle : public RemoteMemory {
     return {mapping, direct + offset};
   }
 
-  std::shared_ptr<Outgoing> link;
-  std::shared_ptr<Mapping> mapping;  // keeps `direct` alive
-  uint8_t* direct = nullptr;         // where a plain copy reaches the memory; null: kernel copy or bounce
-  uint64_t base = 0;                 // in the owner's address space
+  // [control] An attachment that waits for its owner's answer.
+  bool begun() const { return question != nullptr || !files.empty(); }
+
+  std::shared_ptr<Question> question;  // [control] the open one, while it is attached
+  std::vector<UniqueFd> files;         // [control] that the owner has shown, likewise
+  std::shared_ptr<Outgoing> link;      // set when the owner has shown the first
+  std::shared_ptr<Mapping> mapping;    // keeps `direct` alive
+  uint8_t* direct = nullptr;           // where a plain copy reaches the memory; null: kernel copy or bounce
+  uint64_t base = 0;                   // in the owner's address space
   uint64_t length = 0;
   uint64_t word = 0;    // of the key
   uint64_t mark = 0;    // on the owner's board while the key is good
