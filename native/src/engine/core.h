@@ -250,6 +250,7 @@ struct Core {
   void connected(Peer& peer);
   void connect_to(uint64_t cookie, const AddressBlob& blob, const std::string& bytes);
   void connect_failed(Peer& peer, Status status);
+  void on_peer_lost(Peer& peer, Status status);  // a rail has seen its end
   void lose_peer(Peer& peer, Status status, PeerState state);
   void give_up(Peer& peer, Status status, PeerState state);
   bool reap(Peer& peer);
@@ -268,7 +269,7 @@ struct Core {
   // handshake.cc
   struct Wiring;
   void wire_peer(PeerId id);  // this one and the next three: control thread
-  bool choose_protocol(Wiring& wiring) const;
+  bool choose_protocol(Wiring& wiring);
   void go_on_wiring(const std::shared_ptr<Wiring>& wiring);
   void wired(Wiring& wiring);
   static uint64_t connect_patience(const RailState& rail, const Pauses& pauses, uint64_t left_ns, uint64_t first_ns) {

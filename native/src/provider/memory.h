@@ -47,6 +47,8 @@ class RemoteMemory {
 class RailPeer {
  public:
   virtual ~RailPeer() = default;
+  // [engine lock] It is gone. Its kPeerLost may have come before the engine had the handle.
+  virtual bool lost() const { return false; }
 };
 
 }  // namespace asyncfabric

@@ -56,6 +56,28 @@ TEST(Meeting, PeersMeetHoweverManyCountersWereReopened) {
   EXPECT_EQ(pair.b->engine->counter_value(again), 1u);
 }
 
+// Its rail reports it while the connection is on its way to the engine, which has no peer yet that it could be the loss of.
+TEST(Meeting, APeerThatIsGoneBeforeTheEngineHasItsConnectionIsLostAtOnce) {
+  EngineConfig config = Pair::manual(plain());
+  config.connect_deadline_ns = 60'000'000'000;
+  Pair pair(config);
+  std::atomic<bool> connects{false}, goes_on{false};
+  LoopbackHub::shared().behind_connect = [&] {
+    connects = true;
+    while (!goes_on) std::this_thread::yield();
+  };
+  const uint64_t cookie = pair.a->cookie();
+  ASSERT_TRUE(pair.a->engine->submit_connect(cookie, pair.b->engine->address()).ok());
+  EXPECT_TRUE(pair.until([&] { return connects.load(); }));
+  pair.b.reset();
+  for (int i = 0; i < 20; ++i) pair.turn();
+  LoopbackHub::shared().behind_connect = {};
+  goes_on = true;
+  EXPECT_TRUE(pair.until([&] { return pair.a->done.contains(cookie); }, 20));
+  EXPECT_EQ(pair.a->done[cookie].status.code, StatusCode::kPeerUnreachable);
+  EXPECT_NE(pair.a->engine->last_error().find("nobody listens at its address"), std::string::npos);
+}
+
 // They know each other's generations by the greeting; a counter that is closed behind the greeting waits until the peer has confirmed it.
 TEST(Meeting, ACounterThatIsClosedWhileTheyShakeHandsIsConfirmed) {
   Pair pair(Pair::manual(plain()));

@@ -25,42 +25,9 @@
 
 #include "provider/provider.h"
 #include "rigs/loopback_gpu.h"
+#include "rigs/loopback_hub.h"
 
 namespace asyncfabric::testing {
-
-class LoopbackRail;
-
-struct LoopbackRegion {
-  uint8_t* base = nullptr;
-  uint64_t length = 0;
-  uint32_t access = 0;
-  uint64_t generation = 1;
-};
-
-// All rails of the process by their number. A number is never used again, so an address of a dead rail finds nothing.
-struct LoopbackHub {
-  std::mutex lock;
-  std::map<uint64_t, LoopbackRail*> rails;
-  uint64_t next_rail = 1;
-  uint64_t connections = 0;
-
-  static LoopbackHub& shared() {
-    static LoopbackHub* hub = new LoopbackHub;  // never destroyed: rails in static objects may outlive main
-    return *hub;
-  }
-};
-
-struct LoopbackLocal final : LocalMemory {
-  uint64_t region = 0;
-};
-struct LoopbackRemote final : RemoteMemory {
-  uint64_t region = 0;
-  uint64_t generation = 0;
-};
-struct LoopbackPeer final : RailPeer {
-  ~LoopbackPeer() override;
-  uint64_t owner = 0, rail = 0, connection = 0;  // the rail that connected, and the one it leads to
-};
 
 class LoopbackRail : public Rail, public LoopbackGpu {
  public:
@@ -134,7 +101,7 @@ class LoopbackRail : public Rail, public LoopbackGpu {
   }
 
   Status connect(std::string_view address, uint64_t, std::unique_ptr<RailPeer>* out) override {
-    const std::lock_guard<std::mutex> guard(hub_.lock);
+    std::unique_lock<std::mutex> guard(hub_.lock);
     if (address.size() != 12 || address.substr(0, 4) != "loop") return StatusCode::kInvalidArgument;
     const uint64_t rail = number_in(address.substr(4));
     if (!hub_.rails.contains(rail)) return StatusCode::kPeerUnreachable;
@@ -144,6 +111,9 @@ class LoopbackRail : public Rail, public LoopbackGpu {
     peer->connection = ++hub_.connections;
     peers_.push_back(peer.get());
     *out = std::move(peer);
+    const std::function<void()> behind = hub_.behind_connect;
+    guard.unlock();
+    if (behind) behind();
     return {};
   }
 
@@ -376,6 +346,7 @@ class LoopbackRail : public Rail, public LoopbackGpu {
     for (const auto& [number, rail] : hub_.rails) {
       for (LoopbackPeer* peer : rail->peers_) {
         if (peer->rail != number_ || !rail->capabilities_.reports_peer_loss) continue;
+        peer->gone = true;
         RailEvent event;
         event.kind = RailEventKind::kPeerLost;
         event.peer = peer;
@@ -475,6 +446,11 @@ class LoopbackRail : public Rail, public LoopbackGpu {
   bool deaf_ = false;
   bool armed_ = false;
 };
+
+inline bool LoopbackPeer::lost() const {
+  const std::lock_guard<std::mutex> guard(LoopbackHub::shared().lock);
+  return gone;
+}
 
 inline LoopbackPeer::~LoopbackPeer() {
   LoopbackHub& hub = LoopbackHub::shared();

@@ -27,14 +27,8 @@ size_t Core::poll(uint32_t rail_index) {
         case RailEventKind::kPeerLost:
           for (const auto& peer : peers)
             for (const Lane& lane : peer->lanes)
-              if (lane.handle.get() == event.peer && event.peer != nullptr) {
-                Status status = event.status.ok() ? Status(StatusCode::kPeerDead) : event.status;
-                if (peer->state == PeerState::kConnecting && status.code == StatusCode::kPeerDead) {
-                  status = StatusCode::kPeerUnreachable;
-                  note_error("nobody listens at its address over " + peer->protocol + " any more");
-                }
-                lose_peer(*peer, status, PeerState::kLost);
-              }
+              if (lane.handle.get() == event.peer && event.peer != nullptr)
+                on_peer_lost(*peer, event.status.ok() ? Status(StatusCode::kPeerDead) : event.status);
           break;
         case RailEventKind::kRailDown: rail_down(rail_index, event.status); break;
         case RailEventKind::kRailUp:

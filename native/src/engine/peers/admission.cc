@@ -241,6 +241,7 @@ void Core::connect_refusal(const std::shared_ptr<RefusalPath>& path) {
       refusal.rail = rail;
       refusal.path = std::move(handle);
     }
+  handle.reset();  // under the engine lock, as all that rails do about their peers
   next_tick_ns = 0;
 }
 

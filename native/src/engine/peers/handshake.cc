@@ -77,7 +77,7 @@ void Core::wire_peer(PeerId id) {
 }
 
 // The next protocol that both have; false: there is none.
-bool Core::choose_protocol(Wiring& wiring) const {
+bool Core::choose_protocol(Wiring& wiring) {
   while (!wiring.protocols.empty()) {
     const std::string protocol = std::move(wiring.protocols.back());
     wiring.protocols.pop_back();
@@ -88,7 +88,10 @@ bool Core::choose_protocol(Wiring& wiring) const {
     for (uint32_t i = 0; i < wiring.remote.rails.size(); ++i)
       if (wiring.remote.rails[i].protocol == protocol) theirs.push_back(i);
     if (!ours.empty() && !theirs.empty()) {
-      wiring.lanes.clear();
+      if (!wiring.lanes.empty()) {
+        const Moment moment(*this);
+        wiring.lanes.clear();
+      }
       wiring.protocol = protocol;
       wiring.ours = std::move(ours);
       wiring.theirs = std::move(theirs);
@@ -125,14 +128,14 @@ void Core::wired(Wiring& wiring) {
   const Moment moment(*this);
   Peer* peer = find_peer(wiring.id);
   if (peer == nullptr || peer->state != PeerState::kConnecting || peer->wired)
-    return;  // given up meanwhile, or wired by another job; the lanes go with `wiring`
+    return wiring.lanes.clear();  // given up meanwhile, or wired by another job
   if (!wiring.status.ok()) {
     note_error(wiring.lanes.empty()
                    ? why_no_rail(wiring.apart)
                    : "connecting over " + wiring.protocol + " failed: " + status_text(wiring.status.code) + " (" +
                          std::to_string(wiring.status.raw) + ")" + no_descriptor());
-    connect_failed(*peer, wiring.status);
-    return;
+    wiring.lanes.clear();
+    return connect_failed(*peer, wiring.status);
   }
   peer->lanes = std::move(wiring.lanes);
   peer->protocol = wiring.protocol;
@@ -144,6 +147,8 @@ void Core::wired(Wiring& wiring) {
     peer->reports_loss = peer->reports_loss && rails[lane.rail]->capabilities.reports_peer_loss;
   }
   peer->wired = true;
+  for (const Lane& lane : peer->lanes)
+    if (lane.handle->lost()) return on_peer_lost(*peer, StatusCode::kPeerDead);
   note_asynchronous(*peer, std::any_of(peer->lanes.begin(), peer->lanes.end(), [this](const Lane& lane) {
     return !rails[lane.rail]->capabilities.synchronous;
   }));

@@ -96,6 +96,14 @@ void Core::connected(Peer& peer) {
 
 void Core::connect_failed(Peer& peer, Status status) { lose_peer(peer, status, PeerState::kLost); }
 
+void Core::on_peer_lost(Peer& peer, Status status) {
+  if (peer.state == PeerState::kConnecting && status.code == StatusCode::kPeerDead) {
+    status = StatusCode::kPeerUnreachable;
+    note_error("nobody listens at its address over " + peer.protocol + " any more");
+  }
+  lose_peer(peer, status, PeerState::kLost);
+}
+
 void Core::lose_peer(Peer& peer, Status status, PeerState state) {
   if (peer.ended()) return;
   const bool was_connected = peer.state == PeerState::kConnected;

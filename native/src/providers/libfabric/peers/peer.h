@@ -62,6 +62,7 @@ class PeerHandle final : public RailPeer {
  public:
   explicit PeerHandle(std::shared_ptr<PeerState> s) : state(std::move(s)) { state->handle = this; }
   ~PeerHandle() override { state->handle = nullptr; }
+  bool lost() const override { return state->lost; }
   const std::shared_ptr<PeerState> state;
 };
 

@@ -97,6 +97,7 @@ class PeerHandle : public RailPeer {
     link->handle = nullptr;
     on_close_(*link);
   }
+  bool lost() const override { return link->lost.load(std::memory_order_acquire); }
   const std::shared_ptr<Outgoing> link;
 
  private:

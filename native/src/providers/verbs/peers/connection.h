@@ -61,6 +61,7 @@ class PeerHandle final : public RailPeer {
     news.connection = connection;
     handover_->post(std::move(news));
   }
+  bool lost() const override { return connection->closed; }
   PeerHandle(const PeerHandle&) = delete;
   PeerHandle& operator=(const PeerHandle&) = delete;
 
