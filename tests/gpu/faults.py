@@ -174,14 +174,10 @@ FAULTS = (
     Fault(
         "a token's word leaves long before the token",
         "dispatch.cuh",
-        "    for (uint32_t at = 0; at < ex.row_bytes; at += ex.stage_bytes) {\n"
-        "      const uint32_t bytes = min(ex.stage_bytes, ex.row_bytes - at);\n"
-        "      if (lane == 0 && at != 0) bulk_load(stage.at, row + at",
+        "    for (uint32_t at = 0; at < given_bytes; at += chunk) {\n",
         "    if (sends && !packs) store_release(out<uint32_t>(ex, lane, step, ex.token_words) + token, step);\n"
         "    __nanosleep(30000);\n"
-        "    for (uint32_t at = 0; at < ex.row_bytes; at += ex.stage_bytes) {\n"
-        "      const uint32_t bytes = min(ex.stage_bytes, ex.row_bytes - at);\n"
-        "      if (lane == 0 && at != 0) bulk_load(stage.at, row + at",
+        "    for (uint32_t at = 0; at < given_bytes; at += chunk) {\n",
         NVLINK,
         "plain or one_expert or 7168",
     ),
@@ -220,7 +216,7 @@ FAULTS = (
     Fault(
         "a token's word leaves before the token",
         "dispatch.cuh",
-        "    if (sends) {\n      wait_stores();\n      fence_copies();\n    }\n",
+        "    if (sends) {\n      wait_stores();\n      fence_global_copies();\n    }\n",
         "",
         ORDER,
         "copies",

@@ -1,7 +1,7 @@
 """The low-latency calls of DeepEP's interface on GPU tensors: rows in slots, weights with `combine`, whole in a graph.
 
 Runs on the caller's thread and on its current stream, or with `async_finish` on the communication stream. One launch
-for each call; casting to fp8 is one more.
+for each call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asyncfabric.integrations.deep_ep.gpu_room import FLOATS, GpuRoom
 from asyncfabric.integrations.deep_ep.gpu_rows import packed_scales
 from asyncfabric.integrations.deep_ep.gpu_slots import SlotStep
 from asyncfabric.integrations.deep_ep.rows import experts_of_rank
-from asyncfabric.moe.gpu.slots import FP8_BLOCK
+from asyncfabric.moe.gpu.layout import FP8_BLOCK
 
 Tokens = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 Hook = Callable[[], None]
@@ -108,8 +108,7 @@ def dispatch(
     dtype, block = (torch.float8_e4m3fn, FP8_BLOCK) if cast.use_fp8 else (x.dtype, 0)
     line = gpus.slots(num_experts, topk_idx.shape[1], hidden, most, dtype, block)
     with halves.placed(gpus, [x, topk_idx, received, waited]) as outputs:
-        data, scales = line.moe.quantize(x, power_of_two=cast.round_scale) if cast.use_fp8 else (x, None)
-        step = line.place(data, topk_idx, scales, waited, whole=not halves.return_recv_hook)
+        step = line.place(x, topk_idx, waited, whole=not halves.return_recv_hook, power_of_two=cast.round_scale)
         handle = step.handle
         assert handle is not None and handle.output.ranges is not None
         sources, ranges, counts = handle.source_tokens.view(own, -1), handle.output.ranges, handle.tokens_per_expert

@@ -50,12 +50,14 @@ class SlotLine:
         self,
         x: torch.Tensor,
         topk_idx: torch.Tensor,
-        scales: torch.Tensor | None,
         waited: torch.Tensor | None,
         *,
         whole: bool,
+        power_of_two: bool = False,
     ) -> SlotStep:
         """Dispatch, or with `whole` false only send. Closes the oldest step where too many are open.
+
+        x and `power_of_two` are as the exchange takes them.
 
         Raises:
             ValueError: a graph is being captured, and a step from before the capture is open.
@@ -67,7 +69,7 @@ class SlotLine:
             self._receive_up_to(len(self._open))
         with self._order.turn(self.moe.device):
             halves = SEND | RECEIVE if whole else SEND
-            handle = self.moe.place(x, topk_idx, scales, waited=waited, halves=halves)
+            handle = self.moe.place(x, topk_idx, power_of_two=power_of_two, waited=waited, halves=halves)
         step = SlotStep(self, topk_idx, handle, capturing)
         self._open.append(step)
         return step
@@ -129,9 +131,8 @@ class SlotLine:
         """Dispatch the routes of a step once more; the rows are anything, since nobody looks at them."""
         config = self.moe.config
         count = len(step.topk_idx)
-        x = torch.empty(count, config.hidden, dtype=config.in_torch, device=self.moe.device)
-        scales = torch.empty(count, config.scales, dtype=torch.float32, device=x.device) if config.scales else None
-        return self.place(x, step.topk_idx, scales, None, whole=True)
+        x = torch.empty(count, config.hidden, dtype=config.out_torch, device=self.moe.device)  # cast where it is sent
+        return self.place(x, step.topk_idx, None, whole=True)
 
     def _close(self, step: SlotStep) -> None:
         """Combine the oldest step that is open, with anything; or end its combine."""

@@ -16,7 +16,7 @@ import torch
 from asyncfabric import Fabric
 from asyncfabric.moe.faults import MissingRankError
 from asyncfabric.moe.gpu.handle import CudaMoeHandle, Output, handle_of
-from asyncfabric.moe.gpu.launch import RECEIVE, SEND, WAITS, combine_words, dispatch_words
+from asyncfabric.moe.gpu.launch import AS_THEY_ARE, RECEIVE, SEND, WAITS, combine_words, dispatch_words
 from asyncfabric.moe.gpu.session import NvlinkSession, open_nvlink
 from asyncfabric.moe.gpu.site import Site
 from asyncfabric.moe.gpu.tensors import checked_count, checked_rows, checked_tokens
@@ -197,14 +197,16 @@ class CudaMoeExchange(StepwiseExchange[CudaMoeHandle]):
         weights: torch.Tensor,
         scales: torch.Tensor | None,
         count: torch.Tensor | None,
+        cast: int = AS_THEY_ARE,
     ) -> CudaMoeHandle:
         session = self._opened()
-        checked_tokens(self.config, self.device, x, indices, weights, scales)
+        checked_tokens(self.config, self.device, x, indices, weights, scales, casts=cast != AS_THEY_ARE)
         checked_count(self.device, count)
         self._check_room()
         output = self._output(session.outputs[self._next % self.config.in_flight])
         handle = handle_of(self._next, self.epoch, x.shape[0], output)
         handle.given = (x, indices, weights, scales, count)
+        handle.cast = cast
         self._begun(handle)
         return handle
 

@@ -98,6 +98,7 @@ class CudaMoeHandle:
         filled: rows that outputs are given for, where the host knows that no more count; None: as many as `rows` has.
         late_weights: given to a combine of rows in slots, shape [tokens, top_k].
         waited: int64 [ranks] on the GPU: a kernel adds the nanoseconds that it waits for each rank; None: not wanted.
+        cast: how tokens are cast before they are sent, by the numbers of `launch`.
     """
 
     number: int
@@ -120,6 +121,7 @@ class CudaMoeHandle:
     filled: int | None = None
     late_weights: torch.Tensor | None = None
     waited: torch.Tensor | None = None
+    cast: int = 0
 
 
 def handle_of(number: int, epoch: int, tokens: int, output: Output) -> CudaMoeHandle:

@@ -23,6 +23,8 @@ from asyncfabric.moe.gpu.layout import (
 )
 
 SEND, RECEIVE = 1, 2
+AS_THEY_ARE, TO_FP8, POWERS_OF_TWO = 0, 1, 2
+"""How tokens are cast on their way; the last: to fp8 with scales that are powers of two."""
 KINDS = 3
 """Of arrivals by way of a proxy: routes and private rows, the rest of the rows, sums."""
 STATE_WORDS = 8 + MAX_RANKS
@@ -59,7 +61,7 @@ class DispatchWords(ctypes.Structure):
         *((name, c_uint64) for name in ("x", "indices", "weights", "given_scales", "count", "rows", "row_scales")),
         *((name, c_uint64) for name in ("tokens_per_expert", "offsets", "source_ranks", "source_tokens")),
         *((name, c_uint64) for name in ("source_choices", "pairs", "reached", "counts", "places", "ranges", "waited")),
-        *((name, c_uint32) for name in ("tokens", "wide_indices", "roles", "unused")),
+        *((name, c_uint32) for name in ("tokens", "wide_indices", "roles", "cast")),
     ]
 
 
@@ -97,15 +99,6 @@ class NodeWords(ctypes.Structure):
     ]
 
 
-class QuantizeWords(ctypes.Structure):
-    """moe::Quantize: tokens, and where they go as fp8."""
-
-    _fields_: ClassVar = [
-        *((name, c_uint64) for name in ("x", "bytes", "scales", "blocks")),
-        *((name, c_uint32) for name in ("power_of_two", "unused")),
-    ]
-
-
 def dispatch_words(handle: CudaMoeHandle, roles: int) -> DispatchWords:
     """Return what a dispatch of a step is launched with, or a half of it."""
     x, indices, weights, scales, count = handle.given
@@ -133,6 +126,7 @@ def dispatch_words(handle: CudaMoeHandle, roles: int) -> DispatchWords:
         tokens=handle.tokens,
         wide_indices=indices.dtype == torch.int64,
         roles=roles,
+        cast=handle.cast,
     )
 
 
@@ -174,7 +168,6 @@ class Kernels:
             self._dispatch = self._function("moe_dispatch", layout.dispatch_shared_bytes)
             self._combine = self._function(COMBINE[layout.config.out_dtype], layout.combine_shared_bytes)
             self._gate = self._function("moe_gate", 0)
-            self._quantize = self._function("moe_quantize", 0)
             self._between = {name: self._function(f"moe_{name}", 0) for name in ("spread", "unpack", "trace")}
 
     def dispatch(self, exchange: ExchangeWords, words: DispatchWords, stream: int) -> None:
@@ -189,11 +182,6 @@ class Kernels:
     def between(self, name: Literal["spread", "unpack", "trace"], words: NodeWords, stream: int) -> None:
         """Launch what goes before, between or after the lanes of a step by the nodes; waits for no other rank."""
         self._launch(self._between[name], self._blocks, BETWEEN_THREADS, stream, words)
-
-    def quantize(self, words: QuantizeWords, stream: int) -> None:
-        """Launch the cast of tokens to fp8; waits for no other rank."""
-        warps = BETWEEN_THREADS // 32
-        self._launch(self._quantize, max(1, -(-words.blocks // warps)), BETWEEN_THREADS, stream, words)
 
     def close(self) -> None:
         """Unload; none of them may run any more."""

@@ -23,6 +23,8 @@ PIECE_CHOICES, MOST_PIECES = 4096, 8
 SEND_WARPS, RECEIVE_WARPS, BACK_WARPS, RING_BYTES = 4, 8, 8, 8192
 PAIR_BYTES = 8
 WORD_BYTES, HEAD_BYTES = 4, 8
+FP8_BLOCK = 128
+"""Elements that share a scale where kernels cast."""
 FEW_TOKENS, LEAST_PART_BYTES, SENDING_WARPS = 512, 1792, 132 * BACK_WARPS
 
 
@@ -123,8 +125,14 @@ class NvlinkLayout:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a row that a warp moves at once."""
-        return min(self.row_bytes, STAGE_BYTES)
+        """Bytes of a token that a warp moves at once, as the caller has it."""
+        return min(2 * self.row_bytes if self.casts else self.row_bytes, STAGE_BYTES)
+
+    @property
+    def casts(self) -> bool:
+        """Whether a dispatch can be given tokens of bfloat16 and send them as fp8: rows in slots, scales of 128."""
+        config = self.config
+        return bool(self.slot_rows) and config.in_dtype == "float8_e4m3fn" and config.scale_block == FP8_BLOCK
 
     @property
     def dispatch_shared_bytes(self) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from asyncfabric.moe.gpu.exchange import CudaMoeExchange
 from asyncfabric.moe.gpu.handle import CudaMoeHandle
+from asyncfabric.moe.gpu.launch import AS_THEY_ARE
 from asyncfabric.moe.gpu.tensors import checked_mask
 
 
@@ -50,7 +51,8 @@ class CudaRankExchange(CudaMoeExchange):
         weights: torch.Tensor,
         scales: torch.Tensor | None,
         count: torch.Tensor | None,
+        cast: int = AS_THEY_ARE,
     ) -> CudaMoeHandle:
         self._opened()
         checked_mask(self.config, self.device, indices)
-        return super()._begin(x, routes_of(indices, self._numbers), weights, scales, count)
+        return super()._begin(x, routes_of(indices, self._numbers), weights, scales, count, cast)

@@ -12,10 +12,8 @@ import torch
 
 from asyncfabric.moe.gpu.exchange import CudaMoeExchange
 from asyncfabric.moe.gpu.handle import CudaMoeHandle, Output, with_slots
-from asyncfabric.moe.gpu.launch import RECEIVE, SEND, QuantizeWords
+from asyncfabric.moe.gpu.launch import AS_THEY_ARE, POWERS_OF_TWO, RECEIVE, SEND, TO_FP8
 from asyncfabric.moe.gpu.tensors import checked_weights
-
-FP8_BLOCK = 128
 
 
 class CudaSlotExchange(CudaMoeExchange):
@@ -31,22 +29,28 @@ class CudaSlotExchange(CudaMoeExchange):
         indices: torch.Tensor,
         scales: torch.Tensor | None = None,
         *,
+        power_of_two: bool = False,
         waited: torch.Tensor | None = None,
         halves: int = SEND | RECEIVE,
     ) -> CudaMoeHandle:
         """Send tokens to the slots of their experts; a step, or the first half of one.
 
         Args:
-            x: as `dispatch` takes it.
+            x: as `dispatch` takes it. Where the config has float8_e4m3fn with a scale for 128 elements, also in
+                bfloat16: then it is cast on its way, to the bits that `moe.fp8.to_fp8` makes.
             indices: as `dispatch` takes them.
-            scales: as `dispatch` takes them.
+            scales: as `dispatch` takes them; none where tokens are cast on their way.
+            power_of_two: of tokens that are cast on their way: round scales up to powers of two.
             waited: int64 [ranks] on the GPU, to which the nanoseconds of waiting for each rank's routes are added.
             halves: SEND, then `dispatch_recv` does the other half; or SEND | RECEIVE.
 
         Raises:
             TypeError, ValueError, BusyError, MissingRankError: as `dispatch` does.
         """
-        handle = self._begin(x, indices, self._ones[: x.shape[0]], scales, None)
+        cast = AS_THEY_ARE
+        if self._site.layout.casts and x.dtype == torch.bfloat16:
+            cast = POWERS_OF_TWO if power_of_two else TO_FP8
+        handle = self._begin(x, indices, self._ones[: x.shape[0]], scales, None, cast)
         handle.waited = waited
         return self._dispatch(halves, handle)
 
@@ -83,29 +87,6 @@ class CudaSlotExchange(CudaMoeExchange):
         if halves & RECEIVE:
             self._end(handle)
         return y
-
-    def quantize(self, x: torch.Tensor, *, power_of_two: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (elements in float8_e4m3fn, float32 scales of 128 elements each), as `moe.fp8.to_fp8` does on a CPU.
-
-        Args:
-            x: shape [tokens, hidden] of bfloat16 on this rank's GPU, contiguous; hidden is a multiple of 128.
-            power_of_two: round scales up to powers of two.
-
-        Raises:
-            TypeError, ValueError: a tensor that does not fit.
-        """
-        session = self._opened()
-        if x.dtype != torch.bfloat16:
-            raise TypeError(f"tokens are made fp8 from torch.bfloat16, got {x.dtype}")
-        if x.dim() != 2 or x.shape[1] % FP8_BLOCK or not x.is_contiguous() or x.device != self.device:
-            shape = f"[tokens, a multiple of {FP8_BLOCK}]"
-            raise ValueError(f"x must be contiguous {shape} on {self.device}, got {list(x.shape)} on {x.device}")
-        made = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-        scales = torch.empty(x.shape[0], x.shape[1] // FP8_BLOCK, dtype=torch.float32, device=x.device)
-        if scales.numel():
-            words = QuantizeWords(x.data_ptr(), made.data_ptr(), scales.data_ptr(), scales.numel(), power_of_two)
-            session.kernels.quantize(words, self._stream())
-        return made, scales
 
     def _output(self, turn: Output) -> Output:
         return with_slots(self._site.layout, self.rank, turn)

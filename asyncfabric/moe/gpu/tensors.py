@@ -19,20 +19,25 @@ def checked_tokens(
     indices: torch.Tensor,
     weights: torch.Tensor,
     scales: torch.Tensor | None,
+    *,
+    casts: bool = False,
 ) -> None:
-    """Raise for what does not fit.
+    """Raise for what does not fit; `casts`: tokens are of bfloat16 and have no scales, the kernel makes them fp8.
 
     Raises:
         TypeError: not tensors, or of another dtype.
         ValueError: of another shape, on another device, not contiguous or aligned, or too many.
     """
-    _check("x", x, device, (config.in_torch,), config.hidden)
+    _check("x", x, device, (torch.bfloat16 if casts else config.in_torch,), config.hidden)
     count = x.shape[0]
     if count > config.max_tokens:
         raise ValueError(f"x has {count} tokens, config.max_tokens is {config.max_tokens}")
     _check("indices", indices, device, INDEX_DTYPES, config.top_k, count)
     _check("weights", weights, device, (torch.float32,), config.top_k, count)
-    if config.scales:
+    if casts:
+        if scales is not None:
+            raise TypeError("scales were given with tokens that the kernel casts")
+    elif config.scales:
         if scales is None:
             raise TypeError(f"scales are missing: config.scale_block is {config.scale_block}")
         _check("scales", scales, device, (torch.float32,), config.scales, count)

@@ -220,7 +220,7 @@ __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t
       __syncwarp();
 #pragma unroll
       for (uint32_t c = 0; c < kColumns; ++c) block[c * 32 + lane] = Vector<T>::close(sums[c]);
-      fence_copies();
+      fence_stage_copies();
       __syncwarp();
       if (lane == 0) bulk_store(target + at * 16, block, min(kColumns * 32, span.end - at) * 16);
     }
@@ -228,7 +228,7 @@ __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t
     if (lane == 0) {
       if (ex.parts == 1) {
         wait_stores();
-        fence_copies();
+        fence_global_copies();
       }
       if (!packed) store_release(out<uint32_t>(ex, source, step, ex.back_words) + token * ex.parts + number, step);
     }

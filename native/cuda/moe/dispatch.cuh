@@ -1,6 +1,7 @@
 // dispatch.cuh: tokens to the ranks of their experts. The first blocks route (route.cuh). In all other blocks some warps send tokens, one
 // copy for each rank, and the rest take what arrives and fan it out into rows grouped by expert. Each token has a word of its own.
 #pragma once
+#include "cast.cuh"
 #include "route.cuh"
 
 namespace moe {
@@ -15,19 +16,26 @@ struct Stage {
   uint32_t phase;
 };
 
+// Tokens that are cast go to this rank's own experts by way of its own inbox, as those of others do.
+__device__ inline bool comes_by_inbox(const Exchange& ex, const Dispatch& go, uint32_t source) {
+  return source != ex.rank || go.cast != kAsTheyAre;
+}
+
 __device__ inline void send_tokens(const Exchange& ex, const Dispatch& go, uint32_t step, uint32_t first,
                                    uint32_t stride, Stage stage) {
   const uint32_t tokens = tokens_of(ex, go), lane = lane_of();
+  const bool casts = go.cast != kAsTheyAre;
+  const uint32_t given_bytes = casts ? 2 * ex.row_bytes : ex.row_bytes, chunk = min(ex.stage_bytes, given_bytes);
   for (uint32_t token = first; token < tokens; token += stride) {
     // Most tokens go somewhere: the row is on its way before that is known.
-    const char* const row = go.x + static_cast<uint64_t>(token) * ex.row_bytes;
-    if (lane == 0) bulk_load(stage.at, row, ex.stage_bytes, stage.barrier);
+    const char* const row = go.x + static_cast<uint64_t>(token) * given_bytes;
+    if (lane == 0) bulk_load(stage.at, row, chunk, stage.barrier);
     uint32_t bit = 0;
     if (lane < ex.top_k) {
       const uint32_t owner = owner_of(ex, index_at(go, static_cast<uint64_t>(token) * ex.top_k + lane));
       bit = owner == kNone ? 0 : 1u << owner;
     }
-    const uint32_t reached = __reduce_or_sync(kAll, bit), far = reached & ~(1u << ex.rank);
+    const uint32_t reached = __reduce_or_sync(kAll, bit), far = casts ? reached : reached & ~(1u << ex.rank);
     if (lane == 0) go.reached[token] = reached;
     if (far == 0) {
       wait_load(stage.barrier, stage.phase);
@@ -41,28 +49,39 @@ __device__ inline void send_tokens(const Exchange& ex, const Dispatch& go, uint3
     if (packs) go.places[static_cast<uint64_t>(lane) * ex.max_tokens + token] = place;
     char* const target =
         sends ? out<char>(ex, lane, step, ex.slots) + static_cast<uint64_t>(place) * ex.slot_bytes : nullptr;
-    if (ex.scales != 0)
+    // Scales from number `begin` on, for all ranks: `scale` of each lane, as far as they are below `end`.
+    const auto send_scales = [&](uint32_t begin, uint32_t end, float scale) {
       for (uint32_t left = far; left != 0; left &= left - 1) {
         const uint32_t rank = __ffs(left) - 1;
         const uint64_t slot = static_cast<uint64_t>(__shfl_sync(kAll, place, rank)) * ex.slot_bytes + ex.row_bytes;
         float* const scales = reinterpret_cast<float*>(out<char>(ex, rank, step, ex.slots) + slot);
-        for (uint32_t i = lane; i < ex.scales; i += 32)
-          scales[i] = go.scales[static_cast<uint64_t>(token) * ex.scales + i];
+        if (begin + lane < end) scales[begin + lane] = scale;
       }
-    for (uint32_t at = 0; at < ex.row_bytes; at += ex.stage_bytes) {
-      const uint32_t bytes = min(ex.stage_bytes, ex.row_bytes - at);
+    };
+    for (uint32_t begin = 0; !casts && begin < ex.scales; begin += 32) {
+      const uint32_t i = begin + lane;
+      send_scales(begin, ex.scales, i < ex.scales ? go.scales[static_cast<uint64_t>(token) * ex.scales + i] : 0);
+    }
+    for (uint32_t at = 0; at < given_bytes; at += chunk) {
+      const uint32_t bytes = min(chunk, given_bytes - at);
       if (lane == 0 && at != 0) bulk_load(stage.at, row + at, bytes, stage.barrier);
       wait_load(stage.barrier, stage.phase);
       stage.phase ^= 1;
+      if (casts) {
+        const StageScales scales = cast_stage(stage.at, bytes, go.cast == kPowersOfTwo);
+        const uint32_t begin = at / kCastBytes, end = (at + bytes) / kCastBytes;
+        send_scales(begin, end, scales.first);
+        send_scales(begin + 32, end, scales.second);
+      }
       if (sends) {
-        bulk_store(target + at, stage.at, bytes);
+        bulk_store(target + (casts ? at / 2 : at), stage.at, casts ? bytes / 2 : bytes);
         wait_stage_read<0>();
       }
       __syncwarp();
     }
     if (sends) {
       wait_stores();
-      fence_copies();
+      fence_global_copies();
     }
     __syncwarp();  // the scales that other lanes stored go with the word that this lane releases
     if (packs)
@@ -216,12 +235,12 @@ struct Coming {
 
 __device__ inline const char* row_of(const Exchange& ex, const Dispatch& go, uint32_t step, const Item& item,
                                      uint32_t place) {
-  if (item.source == ex.rank) return go.x + static_cast<uint64_t>(item.token) * ex.row_bytes;
+  if (!comes_by_inbox(ex, go, item.source)) return go.x + static_cast<uint64_t>(item.token) * ex.row_bytes;
   return in<char>(ex, item.source, step, ex.slots) + static_cast<uint64_t>(place) * ex.slot_bytes;
 }
 
 __device__ inline const float* scales_of(const Exchange& ex, const Dispatch& go, const Item& item, const char* row) {
-  if (item.source == ex.rank) return go.scales + static_cast<uint64_t>(item.token) * ex.scales;
+  if (!comes_by_inbox(ex, go, item.source)) return go.scales + static_cast<uint64_t>(item.token) * ex.scales;
   return reinterpret_cast<const float*>(row + ex.row_bytes);
 }
 
@@ -258,7 +277,7 @@ __device__ inline Coming look_at(const Exchange& ex, const Dispatch& go, uint32_
   const auto [token, source] = item;
   Coming coming{{kNone, 0}, token, 0, false};
   if (token >= ex.max_tokens || !(ex.present >> source & 1)) return coming;
-  const bool far = source != ex.rank, packed = is_proxied(ex, source);
+  const bool far = comes_by_inbox(ex, go, source), packed = is_proxied(ex, source);
   const uint32_t* const word = in<uint32_t>(ex, source, step, ex.token_words) + token;
   // All at once: the pairs of a token that there is not are not used.
   if (lane_of() < ex.top_k)
@@ -271,8 +290,8 @@ __device__ inline Coming look_at(const Exchange& ex, const Dispatch& go, uint32_
   coming.wanted = __ballot_sync(kAll, local && token < tokens);
   coming.starts = __all_sync(kAll, came) && coming.wanted != 0;
   if (coming.starts && lane_of() == 0) {
-    fence_copies();
-    bulk_load(stage.at, row_of(ex, go, step, item, coming.place), ex.stage_bytes, stage.barrier);
+    fence_global_copies();
+    bulk_load(stage.at, row_of(ex, go, step, item, coming.place), min(ex.stage_bytes, ex.row_bytes), stage.barrier);
   }
   if (coming.starts) load_scales(ex, scales_of(ex, go, item, row_of(ex, go, step, item, coming.place)), coming);
   return coming;
@@ -314,8 +333,8 @@ __device__ inline void take_tokens(const Exchange& ex, const Dispatch& go, uint3
       const uint32_t* const word = in<uint32_t>(ex, source, step, ex.token_words) + token;
       if (!await(ex, lane == 0, word, step, source, kToken)) break;
       if (lane == 0) {
-        fence_copies();
-        bulk_load(stage.at, from, ex.stage_bytes, stage.barrier);
+        fence_global_copies();
+        bulk_load(stage.at, from, min(ex.stage_bytes, ex.row_bytes), stage.barrier);
       }
       load_scales(ex, scales_of(ex, go, item, from), coming);
     }

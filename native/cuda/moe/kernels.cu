@@ -5,7 +5,6 @@
 #include "dispatch.cuh"
 #include "gate.cuh"
 #include "nodes.cuh"
-#include "quantize.cuh"
 
 extern "C" __global__ void __launch_bounds__(moe::kDispatchWarps * 32, 1)
     moe_dispatch(const __grid_constant__ moe::Exchange ex, const __grid_constant__ moe::Dispatch go) {
@@ -46,8 +45,4 @@ extern "C" __global__ void moe_unpack(const __grid_constant__ moe::NodeStep go) 
 
 extern "C" __global__ void moe_trace(const __grid_constant__ moe::NodeStep go) {
   moe::trace(go, blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, gridDim.x * (blockDim.x / 32));
-}
-
-extern "C" __global__ void moe_quantize(const __grid_constant__ moe::Quantize go) {
-  moe::quantize(go, blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, gridDim.x * (blockDim.x / 32));
 }

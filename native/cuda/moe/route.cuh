@@ -9,6 +9,9 @@ constexpr uint32_t kSendWarps = 4;
 constexpr uint32_t kReceiveWarps = 8;
 constexpr uint32_t kDispatchWarps = kSendWarps + kReceiveWarps;
 
+// Tokens that the caller has as bfloat16 are sent as fp8, with a scale for each 128 elements; `kPowersOfTwo`: scales are powers of two.
+enum Cast : uint32_t { kAsTheyAre, kToFp8, kPowersOfTwo };
+
 struct Dispatch {
   const char* x;
   const void* indices;
@@ -30,7 +33,8 @@ struct Dispatch {
   // Of rows in slots: [experts][ranks], where the rows of a rank begin among those of the expert, and how many (low half).
   int64_t* ranges;
   int64_t* waited;  // [ranks]: nanoseconds of waiting for the routes of each are added; null: not wanted
-  uint32_t tokens, wide_indices, roles, unused;
+  uint32_t tokens, wide_indices, roles;
+  Cast cast;
 };
 
 __device__ inline uint32_t tokens_of(const Exchange& ex, const Dispatch& go) {

@@ -275,8 +275,9 @@ wait_stage_read() {  // the stages of all but the last kLeft stores of this thre
 __device__ inline void wait_stores() {  // all stores of this thread have landed
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
-__device__ inline void fence_copies() {  // between copies and plain accesses of this thread, either way
-  asm volatile("fence.proxy.async;" ::: "memory");
-}
+// Between copies and plain accesses of this thread, either way: to memory of GPUs, and to the stage. One fence for both would wait for all
+// that the thread has under way.
+__device__ inline void fence_global_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+__device__ inline void fence_stage_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace moe

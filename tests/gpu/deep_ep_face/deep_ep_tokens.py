@@ -20,11 +20,20 @@ class DeepEpTokens(NamedTuple):
     weights: torch.Tensor
 
 
-def given_by(rank: int, seed: int, top_k: int, dtype: torch.dtype = torch.bfloat16, empty: int = -1) -> DeepEpTokens:
+def given_by(
+    rank: int,
+    seed: int,
+    top_k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    empty: int = -1,
+    *,
+    hidden: int = HIDDEN,
+    most: int = MOST,
+) -> DeepEpTokens:
     """Return random tokens of a rank, none of rank `empty`; experts of a token differ, some choices are masked."""
     draws = torch.Generator().manual_seed(1009 * seed + rank)
-    count = 0 if rank == empty else int(torch.randint(1, MOST + 1, (1,), generator=draws))
-    x = torch.randn(count, HIDDEN, generator=draws).to(dtype)
+    count = 0 if rank == empty else int(torch.randint(1, most + 1, (1,), generator=draws))
+    x = torch.randn(count, hidden, generator=draws).to(dtype)
     idx = torch.rand(count, EXPERTS, generator=draws).topk(top_k, dim=1)[1].to(topk_idx_t)
     idx[torch.rand(count, top_k, generator=draws) < 0.15] = -1
     return DeepEpTokens(x, idx, torch.rand(count, top_k, generator=draws) - 0.3)

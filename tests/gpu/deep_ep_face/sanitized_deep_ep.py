@@ -17,6 +17,7 @@ from deep_ep_rank import deep_ep_ranks
 CASES = (
     ("low", 4, "bfloat16", 1, True),
     ("low", 10, "fp8", -1, False),
+    ("other_scales", 512, 23, True),
     ("packed",),
     ("normal", 4, "float32", -1),
     ("normal", 10, "fp8", 0),

@@ -20,13 +20,15 @@ from asyncfabric.moe.fp8 import to_fp8
 LATE_S = 0.3
 
 
-def shape_of(buffer: Any, top_k: int, dtype: torch.dtype, fp8: bool) -> MoeConfig:
+def shape_of(
+    buffer: Any, top_k: int, dtype: torch.dtype, fp8: bool, *, hidden: int = HIDDEN, most: int = MOST
+) -> MoeConfig:
     """Return the shape by which what is right is worked out."""
     return MoeConfig(
         num_experts=EXPERTS,
         top_k=top_k,
-        hidden=HIDDEN,
-        max_tokens=MOST,
+        hidden=hidden,
+        max_tokens=most,
         ranks=buffer.group_size,
         in_dtype="float8_e4m3fn" if fp8 else str(dtype).removeprefix("torch."),
         scale_block=128 if fp8 else 0,
@@ -50,7 +52,7 @@ def run_slots(config: MoeConfig, buffer: Any, rows: Any, fp8: bool) -> torch.Ten
 
 def check_slots(config: MoeConfig, buffer: Any, everyone: list[Tokens], received: Any, fp8: bool) -> None:
     rows, counts, (source, ranges, most, hidden, experts), _, _ = received
-    assert (most, hidden, experts) == (MOST, HIDDEN, EXPERTS)
+    assert (most, hidden, experts) == (config.max_tokens, config.hidden, EXPERTS)
     data, scales = rows if fp8 else (rows, None)
     data, scales = data.cpu().view(torch.uint8), None if scales is None else scales.cpu()
     source, ranges, counts = source.cpu(), ranges.cpu(), counts.cpu()
@@ -116,6 +118,46 @@ def low(buffer: Any, top_k: int, dtype: str, empty: int, hooks: bool) -> None:
             if hook is not None:
                 hook()
             assert sums is out and same(sums, right), f"zero_copy={zero_copy}, seed {seed}"
+
+
+def other_scales(buffer: Any, hidden: int, most: int, whole_step: bool) -> None:
+    """Scales of rows of other lengths, and of experts whose slots are no multiple of 8; many steps."""
+    top_k = 10
+    config = shape_of(buffer, top_k, torch.bfloat16, True, hidden=hidden, most=most)
+    for seed in range(12):
+        everyone = [given_by(rank, seed, top_k, hidden=hidden, most=most) for rank in range(buffer.group_size)]
+        tokens = [cast_of(given, True, False) for given in everyone]
+        x, idx, weights = (each.cuda() for each in everyone[buffer.rank])
+        received = buffer.low_latency_dispatch(x, idx, most, EXPERTS, return_recv_hook=not whole_step)
+        if received[4] is not None:
+            received[4]()
+        check_slots(config, buffer, tokens, received, True)
+        outputs = run_slots(config, buffer, received[0], True)
+        sums, _, _ = buffer.low_latency_combine(outputs, idx, weights, received[2])
+        assert same(sums, expected(config, buffer.rank, tokens[buffer.rank])), f"seed {seed}"
+
+
+def mantissas(buffer: Any) -> None:
+    """Each mantissa of an element beside each of the block's peak, at several exponents: cast to the right bits."""
+    shifts, values = torch.arange(1, 17), torch.arange(128, 256).float()
+    x = values / 2.0 ** shifts.view(-1, 1, 1) * torch.ones(len(values), 1)
+    x[:, :, 0] = values
+    x[1::2] *= -1
+    x[:, 7], x[2, :, 1] = -0.0, -0.0
+    given = DeepEpTokens(
+        x.view(len(shifts), -1).bfloat16(),
+        (shifts % EXPERTS).view(-1, 1).to(topk_idx_t),
+        torch.ones(len(shifts), 1),
+    )
+    config = shape_of(buffer, 1, torch.bfloat16, True, hidden=given.x.shape[1], most=len(shifts))
+    for rounded in (False, True):
+        tokens = [cast_of(given, True, rounded)] * buffer.group_size
+        received = buffer.low_latency_dispatch(
+            given.x.cuda(), given.idx.cuda(), len(shifts), EXPERTS, round_scale=rounded
+        )
+        check_slots(config, buffer, tokens, received, True)
+        outputs = run_slots(config, buffer, received[0], True)
+        buffer.low_latency_combine(outputs, given.idx.cuda(), given.weights.cuda(), received[2])
 
 
 def waits(buffer: Any) -> None:

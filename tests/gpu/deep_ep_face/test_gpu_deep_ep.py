@@ -20,6 +20,8 @@ TRAININGS = ((1, -1, -1), (2, 1, 0), (8, 0, -1))
 CASES: tuple[tuple[Any, ...], ...] = (
     *(("low", top_k, kind, empty, kind != "float32") for kind in KINDS for top_k, empty in ((1, -1), (4, 1), (10, 0))),
     ("low", 4, "fp8", 0, False),
+    *(("other_scales", *shape) for shape in ((7168, 24, True), (16384, 23, False), (256, 5, True))),
+    ("mantissas",),
     ("packed",),
     ("overlap",),
     ("waits",),

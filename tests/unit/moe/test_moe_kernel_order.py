@@ -124,7 +124,7 @@ def test_copies_have_landed_and_are_fenced_before_the_word_of_their_row(
 ) -> None:
     kernel, word = kernels[name], DATA[name][1]
     known, place = kernel.predicates(offset("parts"), parts), released(kernel, word)
-    ended, fenced = named("cp.async.bulk.wait_group 0"), named("fence.proxy.async")
+    ended, fenced = named("cp.async.bulk.wait_group 0"), named("fence.proxy.async.global")
     assert any(map(is_copy, kernel.instructions)), "no copies were found at all"
     assert not kernel.met_before(place, known, ended, is_copy), "a copy may be on its way when the word goes"
     assert not kernel.met_before(place, known, fenced, lambda each: ended(each) or is_copy(each)), "no fence"

@@ -15,22 +15,26 @@ from hypothesis import strategies as st
 from asyncfabric.moe import MoeConfig
 from asyncfabric.moe.gpu import cuda_buffer_bytes
 from asyncfabric.moe.gpu.launch import (
+    AS_THEY_ARE,
+    POWERS_OF_TWO,
+    TO_FP8,
     CombineWords,
     DispatchWords,
     ExchangeWords,
     GateWords,
     NodeWords,
-    QuantizeWords,
     kernel_text,
 )
 from asyncfabric.moe.gpu.layout import (
     BACK_WARPS,
+    FP8_BLOCK,
     MAX_EXPERTS,
     MAX_RANKS,
     ORDINALS,
     RECEIVE_WARPS,
     RING_BYTES,
     SEND_WARPS,
+    STAGE_BYTES,
     VERDICT_BYTES,
     NvlinkLayout,
     Parts,
@@ -100,9 +104,9 @@ def test_writes_of_a_proxy_cover_what_was_packed_once_and_stay_in_their_turn(
     assert len(turns) == config.in_flight and layout.parcel(step + config.in_flight) == begin
 
 
-@given(configs())
-def test_shared_memory_of_a_block_is_enough_and_there(config: MoeConfig) -> None:
-    layout = NvlinkLayout(config)
+@given(configs(), st.booleans())
+def test_shared_memory_of_a_block_is_enough_and_there(config: MoeConfig, slots: bool) -> None:
+    layout = NvlinkLayout(config, slot_rows=slots * config.ranks * config.max_tokens)
     places = layout.most_experts * config.ranks * layout.routers + layout.most_experts + 1
     warps = SEND_WARPS + RECEIVE_WARPS
     assert layout.dispatch_shared_bytes >= warps * layout.stage_bytes + 4 * places
@@ -174,18 +178,15 @@ def test_structs_are_as_large_as_the_kernels_take_them() -> None:
     assert combine == [ctypes.sizeof(CombineWords)] * 3
     between = {f"moe_{name}_param_0" for name in ("spread", "unpack", "trace")}
     assert {sizes[name] for name in between} == {ctypes.sizeof(NodeWords)}
-    assert sizes["moe_quantize_param_0"] == ctypes.sizeof(QuantizeWords)
-    others = between | {"moe_quantize_param_0"}
-    exchange = {size for name, size in sizes.items() if name.endswith("_0") and name not in others}
+    exchange = {size for name, size in sizes.items() if name.endswith("_0") and name not in between}
     assert exchange == {ctypes.sizeof(ExchangeWords)}
 
 
-@pytest.mark.parametrize("struct", [ExchangeWords, DispatchWords, CombineWords, GateWords, NodeWords, QuantizeWords])
+@pytest.mark.parametrize("struct", [ExchangeWords, DispatchWords, CombineWords, GateWords, NodeWords])
 def test_structs_have_the_fields_of_the_kernels_in_their_order(struct: type[ctypes.Structure]) -> None:
     name = {"NodeWords": "NodeStep"}.get(struct.__name__, struct.__name__.removesuffix("Words"))
     source = "".join(
-        (NATIVE / "moe" / f"{each}.cuh").read_text()
-        for each in ("words", "route", "combine", "gate", "nodes", "quantize")
+        (NATIVE / "moe" / f"{each}.cuh").read_text() for each in ("words", "route", "combine", "gate", "nodes")
     )
     body = re.search(rf"struct {name} {{(.*?)\n}};", source, re.DOTALL)
     assert body is not None
@@ -208,6 +209,10 @@ def test_constants_are_those_of_the_kernels() -> None:
     assert (found["kVerdictBytes"], ring) == (VERDICT_BYTES, RING_BYTES)
     kinds = re.search(r"enum Kind : uint32_t \{(.*?)kKinds", source)
     assert kinds is not None and len(kinds[1].split(",")) - 1 == len(STEP_KINDS)
+    casts = re.search(r"enum Cast : uint32_t \{ (.*) \};", source)
+    assert casts is not None and casts[1].split(", ") == ["kAsTheyAre", "kToFp8", "kPowersOfTwo"]
+    assert (AS_THEY_ARE, TO_FP8, POWERS_OF_TWO) == (0, 1, 2)
+    assert found["kCastBytes"] == FP8_BLOCK * 2 and 64 * found["kCastBytes"] >= STAGE_BYTES
 
 
 def test_ranks_of_one_process_on_one_gpu_have_to_fit_on_it_together() -> None:
