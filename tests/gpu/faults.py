@@ -57,8 +57,8 @@ FAULTS = (
     Fault(
         "weights of two choices change places",
         "combine.cuh",
-        "__shfl_sync(kAll, pair.weight, choice)",
-        "__shfl_sync(kAll, pair.weight, choice ^ 1)",
+        "__shfl_sync(kAll, pair.weight, choices[i])",
+        "__shfl_sync(kAll, pair.weight, choices[i] ^ 1)",
         NVLINK,
         "plain or one_expert or without_tokens",
     ),
@@ -73,8 +73,8 @@ FAULTS = (
     Fault(
         "products are not rounded before they are added",
         "combine.cuh",
-        "__fadd_rn(sums[c][e], __fmul_rn(values[e], weights[i]))",
-        "__fmaf_rn(values[e], weights[i], sums[c][e])",
+        "__fadd_rn(sums[c][e], __fmul_rn(values[e], weight))",
+        "__fmaf_rn(values[e], weight, sums[c][e])",
         NVLINK,
         "plain or many_steps",
     ),
@@ -174,10 +174,10 @@ FAULTS = (
     Fault(
         "a token's word leaves long before the token",
         "dispatch.cuh",
-        "    for (uint32_t at = 0; at < given_bytes; at += chunk) {\n",
+        "    for (uint32_t at = low; at < high; at += chunk) {\n",
         "    if (sends && !packs) store_release(out<uint32_t>(ex, lane, step, ex.token_words) + token, step);\n"
         "    __nanosleep(30000);\n"
-        "    for (uint32_t at = 0; at < given_bytes; at += chunk) {\n",
+        "    for (uint32_t at = low; at < high; at += chunk) {\n",
         NVLINK,
         "plain or one_expert or 7168",
     ),
@@ -252,5 +252,37 @@ FAULTS = (
         "if (lane < kMaxRanks && ex.verdict_out[lane] != nullptr && (lane - ex.first_rank) % ex.rank_stride == 0)",
         NODES,
         "does_not_come",
+    ),
+    Fault(
+        "a weight of any step will do",
+        "combine.cuh",
+        "    return came >> 32 == step;",
+        "    return came >> 32 != 0;",
+        ORDER,
+        "one_word",
+    ),
+    Fault(
+        "a weight is stored apart from its step",
+        "combine.cuh",
+        "store_relaxed(target + i, static_cast<uint64_t>(step) << 32 | __float_as_uint(go.weights[i]));",
+        "target[i] = static_cast<uint64_t>(step) << 32 | __float_as_uint(go.weights[i]);",
+        ORDER,
+        "one_word",
+    ),
+    Fault(
+        "warps that cast a token together do not meet before its word",
+        "dispatch.cuh",
+        'asm volatile("bar.sync %0, %1;" ::"r"(kSendBarrier + group), "r"(together * 32) : "memory");',
+        "",
+        ORDER,
+        "together",
+    ),
+    Fault(
+        "warps that cast a token together meet before its parts have landed",
+        "dispatch.cuh",
+        "    if (sends) {\n      wait_stores();\n      fence_global_copies();\n    }\n",
+        "    if (sends && together == 1) {\n      wait_stores();\n      fence_global_copies();\n    }\n",
+        ORDER,
+        "together",
     ),
 )

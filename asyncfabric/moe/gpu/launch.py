@@ -30,7 +30,6 @@ KINDS = 3
 STATE_WORDS = 8 + MAX_RANKS
 BETWEEN_THREADS = 256
 WAITS = {1: "its routes", 2: "a token of it", 3: "sums from it", 4: "its end of the step", 5: "its weights"}
-COMBINE = {"bfloat16": "moe_combine_bfloat16", "float16": "moe_combine_float16", "float32": "moe_combine_float32"}
 
 
 class ExchangeWords(ctypes.Structure):
@@ -43,7 +42,7 @@ class ExchangeWords(ctypes.Structure):
         ("verdict_in", c_uint64 * MAX_RANKS),
         *((name, c_uint64) for name in ("state", "broken", "missing", "deadline_ns", "turn_bytes")),
         *((name, c_uint64) for name in ("head", "record_words", "counts", "pairs", "token_words", "slots")),
-        *((name, c_uint64) for name in ("head_word", "back_words", "back", "late_word", "late_weights", "arrivals")),
+        *((name, c_uint64) for name in ("head_word", "back_words", "back", "late_weights", "arrivals")),
         ("reported", c_uint64 * 2),
         ("verdict_sent", c_uint64 * 2),
         ("notes", c_uint64),
@@ -166,7 +165,9 @@ class Kernels:
         with torch.cuda.device(device):
             self._module = Module(driver, kernel_text())
             self._dispatch = self._function("moe_dispatch", layout.dispatch_shared_bytes)
-            self._combine = self._function(COMBINE[layout.config.out_dtype], layout.combine_shared_bytes)
+            dtype, shared_bytes = layout.config.out_dtype, layout.combine_shared_bytes
+            self._combine = self._function(f"moe_combine_{dtype}", shared_bytes)
+            self._weigh = self._function(f"moe_weigh_{dtype}", shared_bytes) if layout.slot_rows else None
             self._gate = self._function("moe_gate", 0)
             self._between = {name: self._function(f"moe_{name}", 0) for name in ("spread", "unpack", "trace")}
 
@@ -176,8 +177,9 @@ class Kernels:
         self._step(self._dispatch, threads, GateWords(0, words.roles), stream, exchange, words)
 
     def combine(self, exchange: ExchangeWords, words: CombineWords, stream: int) -> None:
-        """Launch a combine, or a half of it."""
-        self._step(self._combine, 2 * BACK_WARPS * 32, GateWords(1, words.roles), stream, exchange, words)
+        """Launch a combine, or a half of it; one that is given weights, where there are any."""
+        function = self._weigh if words.weights and self._weigh else self._combine
+        self._step(function, 2 * BACK_WARPS * 32, GateWords(1, words.roles), stream, exchange, words)
 
     def between(self, name: Literal["spread", "unpack", "trace"], words: NodeWords, stream: int) -> None:
         """Launch what goes before, between or after the lanes of a step by the nodes; waits for no other rank."""

@@ -23,6 +23,8 @@ PIECE_CHOICES, MOST_PIECES = 4096, 8
 SEND_WARPS, RECEIVE_WARPS, BACK_WARPS, RING_BYTES = 4, 8, 8, 8192
 PAIR_BYTES = 8
 WORD_BYTES, HEAD_BYTES = 4, 8
+LATE_WEIGHT_BYTES = 8
+"""Of a weight, and of the step that it belongs to."""
 FP8_BLOCK = 128
 """Elements that share a scale where kernels cast."""
 FEW_TOKENS, LEAST_PART_BYTES, SENDING_WARPS = 512, 1792, 132 * BACK_WARPS
@@ -41,7 +43,6 @@ class Parts:
     head_word: int
     back_words: int
     back: int
-    late_word: int
     late_weights: int
 
 
@@ -161,8 +162,7 @@ class NvlinkLayout:
             head_word=WORD_BYTES,
             back_words=tokens * self.parts * WORD_BYTES,
             back=tokens * self.back_row_bytes,
-            late_word=WORD_BYTES if self.slot_rows else 0,
-            late_weights=tokens * config.top_k * WORD_BYTES if self.slot_rows else 0,
+            late_weights=tokens * config.top_k * LATE_WEIGHT_BYTES if self.slot_rows else 0,
         )
 
     @cached_property

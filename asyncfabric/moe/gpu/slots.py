@@ -81,7 +81,7 @@ class CudaSlotExchange(CudaMoeExchange):
         """
         checked_weights(self.config, self.device, weights, handle.tokens)
         y = self._prepare(expert_rows, handle, out)
-        # Of a rank without tokens too: the kernel knows by their address that weights are given late.
+        # Of a rank without tokens too: by their address it is known that weights are given late.
         handle.late_weights, handle.waited = weights if handle.tokens else self._ones, waited
         self._combine(halves, handle, y)
         if halves & RECEIVE:

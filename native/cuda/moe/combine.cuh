@@ -22,9 +22,8 @@ struct Combine {
   const uint32_t* reached;
   const uint32_t* counts;
   const uint32_t* places;  // as in Dispatch
-  const float*
-      weights;      // of the own tokens, [tokens][top_k], where they are known only now; null: those of the dispatch
-  int64_t* waited;  // [ranks]: nanoseconds of waiting for the weights of each are added; null: not wanted
+  const float* weights;    // of the own tokens, [tokens][top_k], where they are known only now
+  int64_t* waited;         // [ranks]: nanoseconds of waiting for the weights of each are added; null: not wanted
   uint32_t roles, unused;
 };
 
@@ -84,40 +83,43 @@ struct Vector<__half> {
   }
 };
 
-// Adds the weighted rows of a token's experts here; all lanes, which have one choice each. Columns at `at` and each 32 further.
-template <typename T>
-__device__ inline void add_experts(const Exchange& ex, const Combine& go, const Pair& pair, uint32_t at, uint32_t end,
-                                   float (*sums)[Vector<T>::kWidth]) {
+// Adds the weighted rows of a token's experts here; all lanes, which have one choice each. Columns at `at` and each 32 further. `weigh` sees
+// to it that the pair has its weight, when the first rows are under way; false: it never will.
+template <typename T, typename Weigh>
+__device__ inline bool add_experts(const Exchange& ex, const Combine& go, const Pair& pair, uint32_t at, uint32_t end,
+                                   float (*sums)[Vector<T>::kWidth], Weigh weigh) {
   constexpr uint32_t kWidth = Vector<T>::kWidth;
   uint32_t left = __ballot_sync(kAll, pair.place != kNone);
   while (left != 0) {
     // Some experts at once: their loads are under way together, the sums stay in order.
     uint4 bits[kExperts][kColumns];
-    float weights[kExperts];
+    uint32_t choices[kExperts];
     const uint32_t many = min(__popc(left), kExperts);
 #pragma unroll
     for (uint32_t i = 0; i < kExperts; ++i) {
       if (i == many) break;
-      const uint32_t choice = __ffs(left) - 1;
+      choices[i] = __ffs(left) - 1;
       left &= left - 1;
-      weights[i] = __shfl_sync(kAll, pair.weight, choice);
-      const uint64_t row = __shfl_sync(kAll, pair.place, choice);
+      const uint64_t row = __shfl_sync(kAll, pair.place, choices[i]);
       const uint4* const from = reinterpret_cast<const uint4*>(go.expert_rows + row * ex.back_row_bytes);
 #pragma unroll
       for (uint32_t c = 0; c < kColumns; ++c) bits[i][c] = at + c * 32 < end ? __ldcs(from + at + c * 32) : uint4{};
     }
+    if (!weigh()) return false;
 #pragma unroll
     for (uint32_t i = 0; i < kExperts; ++i) {
       if (i == many) break;
+      const float weight = __shfl_sync(kAll, pair.weight, choices[i]);
 #pragma unroll
       for (uint32_t c = 0; c < kColumns; ++c) {
         float values[kWidth];
         Vector<T>::open(bits[i][c], values);
 #pragma unroll
-        for (uint32_t e = 0; e < kWidth; ++e) sums[c][e] = __fadd_rn(sums[c][e], __fmul_rn(values[e], weights[i]));
+        for (uint32_t e = 0; e < kWidth; ++e) sums[c][e] = __fadd_rn(sums[c][e], __fmul_rn(values[e], weight));
       }
     }
   }
+  return true;
 }
 
 struct Span {
@@ -148,29 +150,43 @@ __device__ inline Pair pair_of(const Exchange& ex, const Combine& go, const Piec
   return lane_of() < ex.top_k ? go.pairs[slot * ex.top_k + lane_of()] : Pair{kNone, 0};
 }
 
-constexpr uint32_t kWeightsBarrier = 2;
-
-// Receiving warps of the first blocks, a block for each other rank: the weights of the own tokens to the ranks of their experts. The next
-// weights of this turn are stored after a later dispatch has had the routes of all ranks, which follow what they read here (MOE-1).
+// Receiving warps of the first blocks, a block for each other rank: the weights of the own tokens to the ranks of their experts, each with
+// the step's number in one word, so that nothing has to be there before another thing. The next weights of this turn are stored after a later
+// dispatch has had the routes of all ranks, which follow what they read here (MOE-1).
 __device__ inline void send_weights(const Exchange& ex, const Combine& go, uint32_t step, uint32_t tokens) {
   const uint32_t thread = threadIdx.x - kBackWarps * 32;
   for (uint32_t number = blockIdx.x; number < ex.ranks - 1; number += gridDim.x) {
     const uint32_t rank = (ex.rank + 1 + number) % ex.ranks;
     if (!(ex.present >> rank & 1)) continue;
-    float* const target = out<float>(ex, rank, step, ex.late_weights);
-    for (uint32_t i = thread; i < tokens * ex.top_k; i += kBackWarps * 32) target[i] = go.weights[i];
-    asm volatile("bar.sync %0, %1;" ::"n"(kWeightsBarrier), "n"(kBackWarps * 32) : "memory");
-    if (thread == 0) store_release(out<uint32_t>(ex, rank, step, ex.late_word), step);
+    uint64_t* const target = out<uint64_t>(ex, rank, step, ex.late_weights);
+#pragma unroll 4
+    for (uint32_t i = thread; i < tokens * ex.top_k; i += kBackWarps * 32)
+      store_relaxed(target + i, static_cast<uint64_t>(step) << 32 | __float_as_uint(go.weights[i]));
   }
 }
 
-// The weight of a choice of a token, of each lane: what came in this combine, or else what the pair has.
-__device__ inline Pair weighed(const Exchange& ex, const Combine& go, uint32_t step, const Piece& piece, Pair pair) {
-  if (go.weights == nullptr || pair.place == kNone) return pair;
-  const uint64_t at = static_cast<uint64_t>(piece.token) * ex.top_k + lane_of();
-  const float* const came = in<float>(ex, piece.source, step, ex.late_weights);
-  pair.weight = piece.source == ex.rank ? go.weights[at] : __ldcg(came + at);
-  return pair;
+// Where the weight of a choice of a token of another rank comes, as stored by `send_weights`.
+__device__ inline const uint64_t* late_weight(const Exchange& ex, uint32_t step, uint32_t source, uint32_t token,
+                                              uint32_t choice) {
+  return in<uint64_t>(ex, source, step, ex.late_weights) + static_cast<uint64_t>(token) * ex.top_k + choice;
+}
+
+// Whole warp: waits until each lane whose choice is here has the weight that comes in this combine.
+__device__ inline bool take_weights(const Exchange& ex, uint32_t step, const Piece& piece, Pair& pair) {
+  const uint64_t* const word = late_weight(ex, step, piece.source, piece.token, lane_of());
+  const auto ready = [&] {
+    const uint64_t came = load_relaxed(word);
+    pair.weight = __uint_as_float(static_cast<uint32_t>(came));
+    return came >> 32 == step;
+  };
+  return wait_until(ex, pair.place != kNone, piece.source, kWeights, ready, [] { return false; });
+}
+
+// One warp: waits for the last weight of each rank that has tokens, and adds the nanoseconds to its number in `waited`.
+__device__ inline bool time_weights(const Exchange& ex, const Combine& go, uint32_t step, uint32_t tokens, bool other) {
+  const bool mine = other && tokens != 0;
+  const uint64_t* const word = mine ? late_weight(ex, step, lane_of(), tokens - 1, ex.top_k - 1) : nullptr;
+  return await(ex, mine, lane_of(), kWeights, [&] { return load_relaxed(word) >> 32 == step; }, go.waited);
 }
 
 // What a warp reads before it knows the step, all at once: tokens of each rank, and the pairs of its first piece if there is one.
@@ -186,7 +202,7 @@ __device__ inline Ahead look_ahead(const Exchange& ex, const Combine& go, bool s
   return ahead;
 }
 
-template <typename T>
+template <typename T, bool kLate>
 __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t step, uint32_t first, uint32_t stride,
                                  const Ahead& ahead, char* ring) {
   constexpr uint32_t kWidth = Vector<T>::kWidth;
@@ -197,7 +213,9 @@ __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t
     const Piece piece = piece_to_send(ex, item);
     const auto [number, source, token] = piece;
     if (token >= __shfl_sync(kAll, ahead.counts, source)) continue;
-    const Pair pair = weighed(ex, go, step, piece, item == first ? ahead.pair : pair_of(ex, go, piece));
+    Pair pair = item == first ? ahead.pair : pair_of(ex, go, piece);
+    bool has_weight = !kLate;
+    const auto weigh = [&] { return has_weight || (has_weight = take_weights(ex, step, piece, pair)); };
     const uint64_t slot = static_cast<uint64_t>(source) * ex.max_tokens + token;
     if (__ballot_sync(kAll, pair.place != kNone) == 0) continue;
     const bool packed = is_proxied(ex, source);
@@ -206,7 +224,7 @@ __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t
     const Span span = span_of(ex, number);
     for (uint32_t at = span.begin; at < span.end; at += kColumns * 32) {
       float sums[kColumns][kWidth] = {};
-      add_experts<T>(ex, go, pair, at + lane, span.end, sums);
+      if (!add_experts<T>(ex, go, pair, at + lane, span.end, sums, weigh)) return;
       if (ex.parts > 1) {
         // Parts are small and few: straight from registers. A copy would cost a second way over the wire before the word.
 #pragma unroll
@@ -220,7 +238,7 @@ __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t
       __syncwarp();
 #pragma unroll
       for (uint32_t c = 0; c < kColumns; ++c) block[c * 32 + lane] = Vector<T>::close(sums[c]);
-      fence_stage_copies();
+      fence_copies();  // warps that wait here for all that they have under way take less time together
       __syncwarp();
       if (lane == 0) bulk_store(target + at * 16, block, min(kColumns * 32, span.end - at) * 16);
     }
@@ -236,7 +254,7 @@ __device__ inline void send_sums(const Exchange& ex, const Combine& go, uint32_t
   }
 }
 
-template <typename T>
+template <typename T, bool kLate>
 __device__ inline void take_sums(const Exchange& ex, const Combine& go, uint32_t step, uint32_t first, uint32_t stride,
                                  const Ahead& ahead) {
   constexpr uint32_t kWidth = Vector<T>::kWidth;
@@ -247,14 +265,15 @@ __device__ inline void take_sums(const Exchange& ex, const Combine& go, uint32_t
     const uint32_t reached = go.reached[token] & ex.present;
     const bool mine = lane < ex.ranks && lane != ex.rank && reached >> lane & 1 && !is_proxied(ex, lane);
     const uint32_t* const words = mine ? in<uint32_t>(ex, lane, step, ex.back_words) : nullptr;
-    const Pair pair = weighed(ex, go, step, piece, item == first ? ahead.pair : pair_of(ex, go, piece));
+    Pair pair = item == first ? ahead.pair : pair_of(ex, go, piece);
+    if (kLate && pair.place != kNone) pair.weight = go.weights[static_cast<uint64_t>(token) * ex.top_k + lane];
     const Span span = span_of(ex, number);
     uint4* const y = reinterpret_cast<uint4*>(go.y + static_cast<uint64_t>(token) * ex.back_row_bytes);
     for (uint32_t at = span.begin + lane; at - lane < span.end; at += kColumns * 32) {
       float total[kColumns][kWidth] = {};
       if (reached >> ex.rank &
           1) {  // the circle begins here: what is added up becomes the first sum, rounded like any other
-        add_experts<T>(ex, go, pair, at, span.end, total);
+        add_experts<T>(ex, go, pair, at, span.end, total, [] { return true; });
 #pragma unroll
         for (uint32_t c = 0; c < kColumns; ++c) {
           Vector<T>::open(Vector<T>::close(total[c]), total[c]);
@@ -289,7 +308,8 @@ __device__ inline void take_sums(const Exchange& ex, const Combine& go, uint32_t
   }
 }
 
-template <typename T>
+// `kLate`: the weights are given now.
+template <typename T, bool kLate>
 __device__ inline void combine(const Exchange& ex, const Combine& go, char* shared) {
   __shared__ uint32_t steps[2];
   __shared__ bool broken;
@@ -313,18 +333,15 @@ __device__ inline void combine(const Exchange& ex, const Combine& go, char* shar
     // To everybody, also to those whom nothing goes back to: this rank has read all it was sent in this step (MOE-1). What a proxy
     // carries back holds the same.
     if (blockIdx.x == 0 && warp == 0 && other) store_release(out<uint32_t>(ex, lane, steps[0], ex.head_word), steps[0]);
-    if (go.weights != nullptr) {
-      const uint32_t* const word = other ? in<uint32_t>(ex, lane, steps[0], ex.late_word) : nullptr;
-      int64_t* const waited = blockIdx.x == 0 && warp == 0 ? go.waited : nullptr;
-      if (!await(ex, other, word, steps[0], lane, kWeights, waited)) return;
-    }
-    send_sums<T>(ex, go, steps[0], first, stride, ahead, shared + warp * kRing * kBlockBytes);
+    if (kLate && go.waited != nullptr && blockIdx.x == 0 && warp == 0 &&
+        !time_weights(ex, go, steps[0], ahead.counts, other))
+      return;
+    send_sums<T, kLate>(ex, go, steps[0], first, stride, ahead, shared + warp * kRing * kBlockBytes);
     return;
   }
-  if (go.weights != nullptr && go.roles & kSend)
-    send_weights(ex, go, steps[0], __shfl_sync(kAll, ahead.counts, ex.rank));
+  if (kLate && go.roles & kSend) send_weights(ex, go, steps[0], __shfl_sync(kAll, ahead.counts, ex.rank));
   if (go.roles & kReceive) {
-    take_sums<T>(ex, go, steps[1], first, stride, ahead);
+    take_sums<T, kLate>(ex, go, steps[1], first, stride, ahead);
     if (blockIdx.x == 0 && number == 0)
       await(ex, other, other ? in<uint32_t>(ex, lane, steps[1], ex.head_word) : nullptr, steps[1], lane, kHead);
   }

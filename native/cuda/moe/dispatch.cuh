@@ -6,7 +6,7 @@
 
 namespace moe {
 
-constexpr uint32_t kReceiveBarrier = 1;
+constexpr uint32_t kReceiveBarrier = 1, kSendBarrier = 2;  // the latter: of the first group of warps
 constexpr uint32_t kScalesInHand = 2;  // of a lane: those of a row of 8,192 elements and 128 for each scale
 
 // A warp's own place for rows under way, and the barrier by which loads into it end.
@@ -21,22 +21,35 @@ __device__ inline bool comes_by_inbox(const Exchange& ex, const Dispatch& go, ui
   return source != ex.rank || go.cast != kAsTheyAre;
 }
 
-__device__ inline void send_tokens(const Exchange& ex, const Dispatch& go, uint32_t step, uint32_t first,
-                                   uint32_t stride, Stage stage) {
+// How many warps of a block cast a part of each token together: as many as tokens leave free.
+__device__ inline uint32_t casting_together(uint32_t tokens, uint32_t workers, uint32_t blocks) {
+  uint32_t together = 1;
+  while (together < kSendWarps && workers * kSendWarps >= 2 * together * tokens && 2 * together <= blocks)
+    together *= 2;
+  return together;
+}
+
+__device__ inline void send_tokens(const Exchange& ex, const Dispatch& go, uint32_t step, uint32_t warp,
+                                   uint32_t worker, uint32_t workers, Stage stage) {
   const uint32_t tokens = tokens_of(ex, go), lane = lane_of();
   const bool casts = go.cast != kAsTheyAre;
-  const uint32_t given_bytes = casts ? 2 * ex.row_bytes : ex.row_bytes, chunk = min(ex.stage_bytes, given_bytes);
-  for (uint32_t token = first; token < tokens; token += stride) {
+  const uint32_t given_bytes = casts ? 2 * ex.row_bytes : ex.row_bytes;
+  const uint32_t blocks = given_bytes / kCastBytes, together = casts ? casting_together(tokens, workers, blocks) : 1;
+  const uint32_t group = warp / together, part = warp % together;
+  const uint32_t low = blocks * part / together * kCastBytes;
+  const uint32_t high = part + 1 < together ? blocks * (part + 1) / together * kCastBytes : given_bytes;
+  const uint32_t chunk = min(ex.stage_bytes, high - low), stride = kSendWarps / together * workers;
+  for (uint32_t token = group * workers + worker; token < tokens; token += stride) {
     // Most tokens go somewhere: the row is on its way before that is known.
     const char* const row = go.x + static_cast<uint64_t>(token) * given_bytes;
-    if (lane == 0) bulk_load(stage.at, row, chunk, stage.barrier);
+    if (lane == 0) bulk_load(stage.at, row + low, chunk, stage.barrier);
     uint32_t bit = 0;
     if (lane < ex.top_k) {
       const uint32_t owner = owner_of(ex, index_at(go, static_cast<uint64_t>(token) * ex.top_k + lane));
       bit = owner == kNone ? 0 : 1u << owner;
     }
     const uint32_t reached = __reduce_or_sync(kAll, bit), far = casts ? reached : reached & ~(1u << ex.rank);
-    if (lane == 0) go.reached[token] = reached;
+    if (lane == 0 && part == 0) go.reached[token] = reached;
     if (far == 0) {
       wait_load(stage.barrier, stage.phase);
       stage.phase ^= 1;
@@ -62,9 +75,9 @@ __device__ inline void send_tokens(const Exchange& ex, const Dispatch& go, uint3
       const uint32_t i = begin + lane;
       send_scales(begin, ex.scales, i < ex.scales ? go.scales[static_cast<uint64_t>(token) * ex.scales + i] : 0);
     }
-    for (uint32_t at = 0; at < given_bytes; at += chunk) {
-      const uint32_t bytes = min(chunk, given_bytes - at);
-      if (lane == 0 && at != 0) bulk_load(stage.at, row + at, bytes, stage.barrier);
+    for (uint32_t at = low; at < high; at += chunk) {
+      const uint32_t bytes = min(chunk, high - at);
+      if (lane == 0 && at != low) bulk_load(stage.at, row + at, bytes, stage.barrier);
       wait_load(stage.barrier, stage.phase);
       stage.phase ^= 1;
       if (casts) {
@@ -84,6 +97,10 @@ __device__ inline void send_tokens(const Exchange& ex, const Dispatch& go, uint3
       fence_global_copies();
     }
     __syncwarp();  // the scales that other lanes stored go with the word that this lane releases
+    if (together > 1) {
+      asm volatile("bar.sync %0, %1;" ::"r"(kSendBarrier + group), "r"(together * 32) : "memory");
+      if (part != 0) continue;
+    }
     if (packs)
       out<uint32_t>(ex, lane, step, ex.token_words)[token] = place;
     else if (sends)
@@ -131,7 +148,8 @@ __device__ inline bool take_records(const Exchange& ex, const Dispatch& go, uint
       const uint32_t source = block + lane_of(), rank = source / ex.routers;
       const bool mine = source < sources && ex.present >> rank & 1 && !is_proxied(ex, rank);
       const uint32_t* const words = mine ? in<uint32_t>(ex, rank, step, ex.record_words) : nullptr;
-      all = await(ex, mine, words + source % ex.routers, step, rank, kRecord, waited);
+      const auto ready = [&] { return load_acquire(words + source % ex.routers) == step; };
+      all = await(ex, mine, rank, kRecord, ready, waited);
     }
     if (lane_of() == 0) places.alive = all;
   }
@@ -392,7 +410,7 @@ __device__ inline void dispatch(const Exchange& ex, const Dispatch& go, char* sh
   const Stage stage{shared + warp * ex.stage_bytes, &barriers[warp], 0};
   const uint32_t workers = gridDim.x - ex.routers, worker = blockIdx.x - ex.routers;
   if (warp < kSendWarps) {
-    if (go.roles & kSend) send_tokens(ex, go, steps[0], warp * workers + worker, kSendWarps * workers, stage);
+    if (go.roles & kSend) send_tokens(ex, go, steps[0], warp, worker, workers, stage);
     return;
   }
   if (!(go.roles & kReceive)) return;

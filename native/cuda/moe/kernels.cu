@@ -12,23 +12,19 @@ extern "C" __global__ void __launch_bounds__(moe::kDispatchWarps * 32, 1)
   moe::dispatch(ex, go, shared);
 }
 
-extern "C" __global__ void __launch_bounds__(moe::kCombineWarps * 32, 1)
-    moe_combine_bfloat16(const __grid_constant__ moe::Exchange ex, const __grid_constant__ moe::Combine go) {
-  extern __shared__ __align__(128) char shared[];
-  moe::combine<__nv_bfloat16>(ex, go, shared);
-}
-
-extern "C" __global__ void __launch_bounds__(moe::kCombineWarps * 32, 1)
-    moe_combine_float16(const __grid_constant__ moe::Exchange ex, const __grid_constant__ moe::Combine go) {
-  extern __shared__ __align__(128) char shared[];
-  moe::combine<__half>(ex, go, shared);
-}
-
-extern "C" __global__ void __launch_bounds__(moe::kCombineWarps * 32, 1)
-    moe_combine_float32(const __grid_constant__ moe::Exchange ex, const __grid_constant__ moe::Combine go) {
-  extern __shared__ __align__(128) char shared[];
-  moe::combine<float>(ex, go, shared);
-}
+// `late`: weights are given to it, not to the dispatch.
+#define MOE_COMBINE(name, type, late)                                                           \
+  extern "C" __global__ void __launch_bounds__(moe::kCombineWarps * 32, 1)                      \
+      name(const __grid_constant__ moe::Exchange ex, const __grid_constant__ moe::Combine go) { \
+    extern __shared__ __align__(128) char shared[];                                             \
+    moe::combine<type, late>(ex, go, shared);                                                   \
+  }
+MOE_COMBINE(moe_combine_bfloat16, __nv_bfloat16, false)
+MOE_COMBINE(moe_combine_float16, __half, false)
+MOE_COMBINE(moe_combine_float32, float, false)
+MOE_COMBINE(moe_weigh_bfloat16, __nv_bfloat16, true)
+MOE_COMBINE(moe_weigh_float16, __half, true)
+MOE_COMBINE(moe_weigh_float32, float, true)
 
 extern "C" __global__ void __launch_bounds__(32, 1)
     moe_gate(const __grid_constant__ moe::Exchange ex, const __grid_constant__ moe::Gate go) {

@@ -52,7 +52,7 @@ struct Exchange {
   uint32_t* missing;  // host words: what was waited for from each rank when a kernel gave up
   uint64_t deadline_ns;
   uint64_t turn_bytes;  // of a parcel; offsets below are inside of it
-  uint64_t head, record_words, counts, pairs, token_words, slots, head_word, back_words, back, late_word, late_weights;
+  uint64_t head, record_words, counts, pairs, token_words, slots, head_word, back_words, back, late_weights;
   Arrival* arrivals;          // [kinds][ranks][in_flight]
   uint64_t* reported[2];      // watch words of the proxy: the step whose dispatch, combine has been packed
   uint64_t* verdict_sent[2];  // the same, of both lanes' proxies: verdicts are there; 0: no proxy
@@ -132,6 +132,15 @@ __device__ inline uint64_t load_acquire(const uint64_t* word) {
 }
 __device__ inline void store_release(uint64_t* word, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+// A word that is all there is to know.
+__device__ inline uint64_t load_relaxed(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ inline void store_relaxed(uint64_t* word, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 __device__ inline uint64_t now_ns() {
   uint64_t value;
@@ -219,18 +228,18 @@ __device__ inline bool await(const Exchange& ex, bool mine, const uint32_t* word
   return wait_until(ex, mine, rank, what, [&] { return load_acquire(word) == step; }, [] { return false; });
 }
 
-// The same; adds the nanoseconds that each lane waited to the number of its rank in `waited`, unless that is null.
-__device__ inline bool await(const Exchange& ex, bool mine, const uint32_t* word, uint32_t step, uint32_t rank,
-                             Wait what, int64_t* waited) {
-  if (waited == nullptr) return await(ex, mine, word, step, rank, what);
+// As `wait_until`; adds the nanoseconds that each lane waited to the number of its rank in `waited`, unless that is null.
+template <typename Ready>
+__device__ inline bool await(const Exchange& ex, bool mine, uint32_t rank, Wait what, Ready ready, int64_t* waited) {
+  if (waited == nullptr) return wait_until(ex, mine, rank, what, ready, [] { return false; });
   const uint64_t begin = now_ns();
   uint64_t end = begin;
-  const auto ready = [&] {
-    if (load_acquire(word) != step) return false;
+  const auto timed = [&] {
+    if (!ready()) return false;
     end = now_ns();
     return true;
   };
-  const bool all = wait_until(ex, mine, rank, what, ready, [] { return false; });
+  const bool all = wait_until(ex, mine, rank, what, timed, [] { return false; });
   if (mine) atomicAdd(reinterpret_cast<unsigned long long*>(waited) + rank, end - begin);
   return all;
 }
@@ -275,9 +284,10 @@ wait_stage_read() {  // the stages of all but the last kLeft stores of this thre
 __device__ inline void wait_stores() {  // all stores of this thread have landed
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
-// Between copies and plain accesses of this thread, either way: to memory of GPUs, and to the stage. One fence for both would wait for all
-// that the thread has under way.
+// Between copies and plain accesses of this thread, either way: to memory of GPUs, to the stage, and to both. The last waits for all that
+// the thread has under way.
 __device__ inline void fence_global_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 __device__ inline void fence_stage_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 }  // namespace moe

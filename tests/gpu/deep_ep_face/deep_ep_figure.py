@@ -1,8 +1,8 @@
 """What DeepEP's interface costs over the exchange itself: a decode step of two ranks of this process, in graphs.
 
 `python deep_ep_figure.py [OUT]` prints, and writes, microseconds of a step by both ways, with and without fp8. Both
-ranks share cuda:0, or have a GPU each where there are two; each has its stream. Kernels only: graphs are replayed.
-With fp8 the interface casts tokens, and the exchange is given cast ones.
+ranks share cuda:0, with 60 blocks each, or have a GPU each where there are two; each has its stream. Kernels only:
+graphs are replayed. With fp8 the interface casts tokens, and the exchange is given cast ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from asyncfabric.moe.fp8 import to_fp8
 from asyncfabric.moe.gpu import open_moe_cuda
 
 RANKS, TOKENS, HIDDEN, EXPERTS, TOP_K = 2, 128, 7168, 256, 8
-STEPS, ROUNDS, BLOCKS = 20, 15, 60
+STEPS, ROUNDS = 20, 15
+BLOCKS_OF_HALF = 60
 POOL_BYTES = 2 << 30
 PATIENCE_S = 120.0
 Step = Callable[[], object]
@@ -44,7 +45,8 @@ class FigureRank:
         torch.cuda.set_device(self.device)
         config = FabricConfig(rails=("local",))
         comm = ThreadComm(rank, values, barrier)
-        self.buffer = Buffer(None, comm=comm, fabric_config=config, blocks=BLOCKS, gpu_deadline_s=20.0)
+        self.blocks: int | None = BLOCKS_OF_HALF if torch.cuda.device_count() == 1 else None
+        self.buffer = Buffer(None, comm=comm, fabric_config=config, blocks=self.blocks, gpu_deadline_s=20.0)
         self.stream: torch.cuda.Stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         draws = torch.Generator().manual_seed(rank)
         self.x = torch.randn(TOKENS, HIDDEN, generator=draws).bfloat16().to(self.device)
@@ -53,6 +55,7 @@ class FigureRank:
 
     def opened(self, fp8: bool) -> tuple[Step, Step]:
         """Open both ways and return steps by the exchange, of tokens that are fp8 already, and by the interface."""
+        torch.cuda.set_device(self.device)  # of this thread, which may have opened the other rank
         gpus = self.buffer._gpus
         kind, block = (torch.float8_e4m3fn, 128) if fp8 else (torch.bfloat16, 0)
         line = gpus.slots(EXPERTS, TOP_K, HIDDEN, TOKENS, kind, block)
@@ -63,7 +66,7 @@ class FigureRank:
                 MoeGroup(group.rank, group.addresses, f"{group.tag} plain"),
                 plain,
                 device=self.device,
-                blocks=BLOCKS,
+                blocks=self.blocks,
                 deadline_s=20.0,
             )
         )

@@ -5,6 +5,7 @@ Run by deep_ep_rank; a case asserts.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -36,8 +37,8 @@ def shape_of(
     )
 
 
-def cast_of(given: DeepEpTokens, fp8: bool, rounded: bool) -> Tokens:
-    x, scales = to_fp8(given.x, 128, power_of_two=rounded) if fp8 else (given.x, None)
+def cast_of(given: DeepEpTokens, fp8: bool, rounded: bool, block: int = 128) -> Tokens:
+    x, scales = to_fp8(given.x, block, power_of_two=rounded) if fp8 else (given.x, None)
     return Tokens(x, given.idx, given.weights, scales)
 
 
@@ -158,6 +159,26 @@ def mantissas(buffer: Any) -> None:
         check_slots(config, buffer, tokens, received, True)
         outputs = run_slots(config, buffer, received[0], True)
         buffer.low_latency_combine(outputs, given.idx.cuda(), given.weights.cuda(), received[2])
+
+
+def cast_before(buffer: Any, block: int, empty: int) -> None:
+    """Tokens that are fp8 already, with a scale for `block` elements, into the slots of the exchange itself."""
+    top_k = 4
+    config = dataclasses.replace(shape_of(buffer, top_k, torch.bfloat16, True), scale_block=block)
+    for seed in range(3):
+        everyone = [given_by(rank, seed, top_k, empty=empty) for rank in range(buffer.group_size)]
+        tokens = [cast_of(given, True, False, block) for given in everyone]
+        idx, weights = (each.cuda() for each in everyone[buffer.rank][1:])
+        moe = buffer._gpus.slots(EXPERTS, top_k, HIDDEN, MOST, torch.float8_e4m3fn, block).moe
+        own = tokens[buffer.rank].on(moe.device)
+        step = moe.place(own.x, idx, own.scales)
+        experts = len(moe.experts)
+        rows = step.rows.view(experts, -1, HIDDEN), step.scales.transpose(1, 2)
+        ranges = step.source_tokens.view(experts, -1), step.output.ranges, MOST, HIDDEN, EXPERTS
+        check_slots(config, buffer, tokens, (rows, step.tokens_per_expert, ranges, None, None), True)
+        outputs = run_slots(config, buffer, rows, True)
+        sums = moe.weigh(outputs.view(-1, HIDDEN), step, weights)
+        assert same(sums, expected(config, buffer.rank, tokens[buffer.rank])), f"block {block}, seed {seed}"
 
 
 def waits(buffer: Any) -> None:

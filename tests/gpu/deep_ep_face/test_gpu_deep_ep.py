@@ -22,6 +22,7 @@ CASES: tuple[tuple[Any, ...], ...] = (
     ("low", 4, "fp8", 0, False),
     *(("other_scales", *shape) for shape in ((7168, 24, True), (16384, 23, False), (256, 5, True))),
     ("mantissas",),
+    *(("cast_before", block, empty) for block, empty in ((128, -1), (64, 1))),
     ("packed",),
     ("overlap",),
     ("waits",),

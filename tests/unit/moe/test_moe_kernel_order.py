@@ -17,7 +17,9 @@ from ptx_flow import Instruction, KernelText, kernels_of
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[3]
-COMBINES = ["moe_combine_bfloat16", "moe_combine_float16", "moe_combine_float32"]
+DTYPES = ("bfloat16", "float16", "float32")
+WEIGHS = [f"moe_weigh_{dtype}" for dtype in DTYPES]
+COMBINES = [*(f"moe_combine_{dtype}" for dtype in DTYPES), *WEIGHS]
 WORDS = {"moe_dispatch": ["record_words", "token_words"], **{name: ["head_word", "back_words"] for name in COMBINES}}
 WAITING = ["moe_gate", *WORDS]
 LEAST_PAUSE_NS = 1_000_000
@@ -139,3 +141,57 @@ def test_what_other_lanes_stored_is_met_before_the_word(kernels: dict[str, Kerne
     known = kernel.predicates(offset("parts"), parts)
     found = kernel.met_before(released(kernel, word), known, named("bar.warp.sync -1"), lambda each: id(each) in stores)
     assert not found
+
+
+@pytest.mark.parametrize("name", WEIGHS)
+def test_a_weight_and_its_step_are_one_word(kernels: dict[str, KernelText], name: str) -> None:
+    """Stored and loaded at once, they need no order; the step that comes with a weight is compared with this one."""
+    kernel = kernels[name]
+    stores = {kernel.instructions[place].name for place in accesses(kernel, "st", "late_weights")}
+    loads = [kernel.instructions[place] for place in accesses(kernel, "ld", "late_weights")]
+    assert stores == {"st.relaxed.sys.global.u64"}
+    assert {each.name for each in loads} == {"ld.relaxed.sys.global.u64"}
+    for load in loads:
+        (word,) = load.targets
+        steps = [
+            each.targets[0]
+            for each in kernel.instructions
+            if each.name == "shr.u64" and each.text.endswith(f", {word}, 32")
+        ]
+        compared = [
+            each
+            for each in kernel.instructions
+            if each.name in ("setp.eq.s64", "setp.ne.s64") and each.sources and each.sources[0] in steps
+        ]
+        assert compared and all(len(each.sources) == 2 for each in compared), f"{word}: any step's weight will do"
+
+
+def gone_through(kernel: KernelText, place: int) -> dict[str, bool]:
+    """Return the predicate of the last branch that leads around an instruction, where it is not taken."""
+    around = [
+        each.guard
+        for each in kernel.instructions[:place]
+        if each.guard is not None and each.name == "bra" and kernel.labels[each.text.split()[1]] > place
+    ]
+    register, taken = around[-1]
+    return {register: not taken}
+
+
+def test_warps_that_cast_a_token_together_meet_before_its_word(kernels: dict[str, KernelText]) -> None:
+    """Each lane that copies a part waits until it has landed, then all meet, then the first of them stores the word."""
+    kernel, ended = kernels["moe_dispatch"], named("cp.async.bulk.wait_group 0")
+    meetings = [
+        place for place, each in enumerate(kernel.instructions) if each.name == "bar.sync" and len(each.sources) == 2
+    ]
+    assert len(meetings) == 1, "no barrier of some warps"
+    (meeting,), met = meetings, kernel.instructions[meetings[0]]
+    together = gone_through(kernel, meeting)
+    (asked,) = kernel.definitions[next(iter(together))]
+    assert asked.name == "setp.lt.u32" and asked.text.endswith(", 2"), asked.text
+    place = released(kernel, "token_words")
+    assert not kernel.met_before(place, together, lambda each: each is met, is_copy), "the word may precede a part"
+    wait = max(place for place, each in enumerate(kernel.instructions[:meeting]) if ended(each))
+    copies = gone_through(kernel, wait)
+    last = max(place for place, each in enumerate(kernel.instructions[:wait]) if is_copy(each))
+    assert gone_through(kernel, last) == copies, "not each lane that copies waits"
+    assert not kernel.met_before(meeting, copies, ended, is_copy), "a part may be on its way when all have met"
